@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: Apache-2.0
+// Attending: softmax(scale * q k^T) v over the planned blocks, q-outer to outputs or kv-outer to partials.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "tilesieve/execution.h"
+#include "tilesieve/plan.h"
+#include "tilesieve/problem.h"
+#include "tilesieve/tensor.h"
+
+namespace [[gnu::visibility("default")]] tilesieve {
+
+struct AttentionInputs {
+  TensorView q;  // [total_q, num_q_heads, head_dim] f32, inner stride 1
+  TensorView k;  // [total_kv, num_kv_heads, head_dim] f32, inner stride 1
+  TensorView v;  // [total_kv, num_kv_heads, head_dim] f32, inner stride 1
+};
+
+struct AttentionOutputs {
+  TensorView o;    // [total_q, num_q_heads, head_dim] f32, inner stride 1
+  TensorView lse;  // [total_q, num_q_heads] f32, natural log of the sum over exp(scaled logits); -inf for an empty row
+};
+
+// What kv-outer leaves behind for combine, of one pass. Row r = entry * group_size + head in group.
+struct Partials {
+  float* o_partial = nullptr;  // [num_entries * group_size, head_dim] sum of exp2(s - m) v, not normalised
+  float* m = nullptr;          // [num_entries * group_size] largest logit of the row in the block, in log2 units
+  float* l = nullptr;          // [num_entries * group_size] sum of exp2(s - m)
+  static Partials in(void* workspace, int64_t num_entries, const Problem& problem);
+};
+
+// One row of the kernel table: a kernel that exists.
+struct Kernel {
+  std::string name;  // "avx512.q_outer.f32"
+  Isa isa = Isa::portable;
+  LoopOrder loop_order = LoopOrder::q_outer;
+  DType dtype = DType::f32;
+  int64_t max_head_dim = 256;
+  int64_t tile_rows = 0;      // query rows of one tile
+  int64_t tile_row_step = 0;  // rows are padded to a multiple of this
+  bool available = false;     // this machine can run it
+};
+
+// The kernel table, best first within a loop order.
+std::vector<Kernel> kernels();
+
+// Empty when the kernel can run the problem, else the reason why not.
+std::string why_not(const Kernel& kernel, const Problem& problem);
+
+// The kernel that `execution` asks for. Throws Error when no row of the table runs the problem.
+Kernel find_kernel(const Problem& problem, LoopOrder loop_order, const Execution& execution = {});
+
+// Throws Error naming the tensor whose dtype, device, shape or stride does not fit the problem.
+void check_inputs(const Problem& problem, const AttentionInputs& inputs, const AttentionOutputs& outputs);
+
+// Writes every row of o and lse (0 and -inf where nothing is attended).
+void attend_q_outer(const Problem& problem, const AttentionInputs& inputs, const Plan& plan,
+                    const AttentionOutputs& outputs, const Execution& execution = {});
+
+// Writes every partial of the pass.
+void attend_kv_outer(const Problem& problem, const AttentionInputs& inputs, const Pass& pass, const Partials& partials,
+                     const Execution& execution = {});
+
+}  // namespace tilesieve

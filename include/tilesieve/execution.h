@@ -1,0 +1,26 @@
+// SPDX-License-Identifier: Apache-2.0
+// How a call runs on the CPU: instruction set and threads. Nothing of this is global, and none of it changes a bit of
+// the result, except that different instruction sets may round differently.
+#pragma once
+
+#include <cstdint>
+#include <string_view>
+#include <vector>
+
+namespace [[gnu::visibility("default")]] tilesieve {
+
+// Ordered: a later set is preferred where the machine has it.
+enum class Isa : uint8_t { portable, avx2, avx512, best = 255 };
+
+std::string_view name_of(Isa isa);
+Isa parse_isa(std::string_view name);  // Error when unknown
+bool is_available(Isa isa);            // built in, and this machine has it
+std::vector<Isa> available_isas();     // worst first
+Isa best_isa();
+
+struct Execution {
+  int num_threads = 0;  // 0 = as many as OpenMP would use
+  Isa isa = Isa::best;  // forced sets that this machine lacks are refused
+};
+
+}  // namespace tilesieve

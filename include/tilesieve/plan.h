@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: Apache-2.0
+// Planning: from a block index (q -> kv) to the order of the loops, the inverted index (kv -> q), and equal work items.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "tilesieve/problem.h"
+#include "tilesieve/route.h"
+
+namespace [[gnu::visibility("default")]] tilesieve {
+
+enum class LoopOrder : uint8_t {
+  automatic,
+  q_outer,   // a tile of queries is owned, the union of its key blocks streams past; no partials
+  kv_outer,  // a key block is owned, the queries that chose it stream past; partials are combined afterwards
+};
+
+std::string_view name_of(LoopOrder order);
+LoopOrder parse_loop_order(std::string_view name);
+
+struct PlanOptions {
+  LoopOrder loop_order = LoopOrder::automatic;
+  int64_t tile_rows = 48;                         // query rows (token, head) of one tile of the kernel
+  int64_t tile_row_step = 16;                     // rows are padded to a multiple of this
+  int64_t workspace_limit = int64_t{288} << 20;   // bytes; bounds the partials of one pass
+};
+
+// The block index made clean: of every row the distinct, in-range, visible ids, ascending. CSR.
+struct Selection {
+  std::vector<int64_t> row_ptr;   // [num_kv_heads * total_q + 1], row = head * total_q + query
+  std::vector<int32_t> kv_block;  // [num_entries], ids inside the row's own sequence
+  int64_t num_entries() const { return static_cast<int64_t>(kv_block.size()); }
+};
+
+// A slice of one key block's queries: q_index[entry_begin, entry_end) of the pass.
+struct Piece {
+  int32_t kv_head;
+  int32_t sequence;
+  int64_t kv_block;  // inside the sequence
+  int64_t entry_begin, entry_end;
+};
+
+// kv-outer work whose partials fit the workspace together: some KV heads of some queries. The entry's position in
+// q_index is also the place of its partial: rows (entry, head in group) of o_partial, m and l.
+struct Pass {
+  int64_t head_begin, head_end;   // KV heads
+  int64_t q_begin, q_end;         // query tokens
+  std::vector<int64_t> row_ptr;   // [(head_end - head_begin) * total_kv_blocks + 1], the inverted index
+  std::vector<int32_t> q_index;   // [num_entries] query tokens, ascending within a row
+  std::vector<int64_t> place;     // [num_entries] from the selection's entry order, heads then queries, to q_index
+  std::vector<int64_t> place_ptr; // [head_end - head_begin + 1] where a head's entries begin in `place`
+  std::vector<Piece> pieces;      // all entries once, row after row
+  std::vector<int64_t> item_ptr;  // [num_items + 1] into pieces: work items of equal size
+  int64_t num_entries() const { return static_cast<int64_t>(q_index.size()); }
+  int64_t num_items() const { return static_cast<int64_t>(item_ptr.size()) - 1; }
+};
+
+struct Plan {
+  LoopOrder loop_order = LoopOrder::q_outer;  // never automatic
+  bool dense = false;                         // every visible block is picked; `selection` is then empty
+  std::string explain;                        // why this order, with the numbers it rests on
+  Selection selection;
+  int64_t q_rows_per_tile = 0;    // q-outer: rows (token, head) that walk the union of their blocks together
+  std::vector<Pass> passes;       // kv-outer
+  int64_t workspace_bytes = 0;    // of the largest pass; 0 for q-outer
+};
+
+// Cleans a block index. Costs O(picks).
+Selection select_blocks(const Problem& problem, const BlockIndex& block_index);
+
+// Plans sparse attention over `block_index`. Throws Error when a single query's partials exceed the workspace limit.
+Plan make_plan(const Problem& problem, const BlockIndex& block_index, const PlanOptions& options = {});
+
+// Plans dense attention: q-outer over all visible blocks.
+Plan make_dense_plan(const Problem& problem, const PlanOptions& options = {});
+
+// Bytes of partials (o_partial, m, l; all f32) for one (query token, KV head, block) entry.
+int64_t partial_bytes_per_entry(const Problem& problem);
+
+}  // namespace tilesieve

@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the CPU kernels take: plain pointers, strides in elements, one work item a call.
+#pragma once
+
+#include <cstdint>
+
+#include "tilesieve/execution.h"
+
+namespace tilesieve {
+
+// Bounds of a q-outer item: the bookkeeping of its tiles and tokens lies on the stack.
+inline constexpr int64_t kMaxTilesPerItem = 64;
+inline constexpr int64_t kMaxTokensPerItem = 256;
+
+// The tensors of a call under one KV head, and the sizes all items share.
+struct HeadTensors {
+  const float* q;  // query token t, head g of the group: q + t * q_token_stride + g * q_head_stride
+  const float* k;  // key j of the item's sequence: k + j * k_stride
+  const float* v;
+  int64_t q_token_stride, q_head_stride, k_stride, v_stride;
+  int64_t group_size, head_dim, kv_block_size;
+  float scale_log2;  // softmax_scale * log2(e)
+};
+
+// Consecutive query tokens of one sequence against the union of their blocks.
+struct QOuterItem {
+  HeadTensors tensors;
+  int64_t q_begin, num_tokens;
+  int64_t rows_per_tile;       // at most tile_rows
+  const int64_t* visible;      // [num_tokens] keys that a token sees
+  const int64_t* row_ptr;      // [num_tokens + 1] into kv_block; nullptr = every visible block
+  const int32_t* kv_block;     // ascending ids of each token
+  float* o;                    // as q, with its own strides
+  int64_t o_token_stride, o_head_stride;
+  float* lse;
+  int64_t lse_token_stride, lse_head_stride;
+};
+
+// The queries [0, num_entries) that chose one block.
+struct KvOuterItem {
+  HeadTensors tensors;
+  int64_t first_key;        // of the block, inside the sequence
+  int64_t num_keys;         // of the block, cut at the sequence's end
+  const int32_t* q_index;   // [num_entries]
+  int64_t num_entries;
+  const int64_t* visible;   // [total_q] keys that a token sees
+  float* o_partial;         // [num_entries * group_size, head_dim]
+  float* m;                 // [num_entries * group_size]
+  float* l;
+};
+
+struct AttendOps {
+  int tile_rows;
+  int tile_row_step;
+  // Floats of scratch, 64-byte aligned, that one thread needs for items of num_tiles tiles (kv-outer: 1).
+  int64_t (*scratch_floats)(int64_t num_tiles, int64_t head_dim, int64_t kv_block_size);
+  void (*q_outer)(const QOuterItem& item, float* scratch);
+  void (*kv_outer)(const KvOuterItem& item, float* scratch);
+};
+
+// The kernels of an instruction set; Isa::best is resolved, a missing one refused.
+const AttendOps& attend_ops(Isa isa);
+
+}  // namespace tilesieve

@@ -1,0 +1,121 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cpu/block_scores.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+namespace tilesieve {
+
+namespace {
+
+constexpr double kLog2E = 1.44269504088896340736;
+enum Slot : size_t { kQueries, kScores, kM, kL };
+
+int64_t round_up(int64_t x, int64_t step) { return (x + step - 1) / step * step; }
+
+}  // namespace
+
+int64_t RowRun::max_visible() const { return visible.empty() ? 0 : *std::max_element(visible.begin(), visible.end()); }
+
+float* BlockScorer::buffer(size_t slot, int64_t floats) {
+  Buffer& buffer = buffers_[slot];
+  if (buffer.floats < floats) {
+    buffer.memory = make_aligned<float>(floats);
+    buffer.floats = floats;
+  }
+  return buffer.memory.get();
+}
+
+void BlockScorer::load_tiles(const RowRun& run, float scale) {
+  const int64_t tile_rows = stats_.rows_per_tile;
+  float* q_t = buffer(kQueries, round_up(run.num_rows(), tile_rows) * run.head_dim);
+  for (int64_t first = 0; first < run.num_rows(); first += tile_rows) {
+    const int num_rows = static_cast<int>(std::min(tile_rows, run.num_rows() - first));
+    stats_.load_rows(run.rows.data() + first, num_rows, run.head_dim, scale, q_t + first * run.head_dim);
+  }
+}
+
+// Visits every block for every tile of the run, block after block so that a block is fetched once for all tiles:
+// visit(first row, rows of the tile, q_t, block, keys of the block, limits or nullptr).
+template <class Visit>
+void BlockScorer::for_each_tile_and_block(const RowRun& run, const Visit& visit) {
+  const int64_t tile_rows = stats_.rows_per_tile, max_visible = run.max_visible();
+  const float* q_t = buffer(kQueries, 0);
+  std::vector<int32_t> limits(static_cast<size_t>(tile_rows));
+  for (int64_t first_key = 0; first_key < max_visible; first_key += run.kv_block_size) {
+    for (int64_t first = 0; first < run.num_rows(); first += tile_rows) {
+      const int64_t num_rows = std::min(tile_rows, run.num_rows() - first);
+      int64_t most = 0, least = run.kv_block_size;
+      std::fill(limits.begin(), limits.end(), 0);
+      for (int64_t r = 0; r < num_rows; ++r) {
+        const int64_t limit =
+            std::clamp<int64_t>(run.visible[static_cast<size_t>(first + r)] - first_key, 0, run.kv_block_size);
+        limits[static_cast<size_t>(r)] = static_cast<int32_t>(limit);
+        most = std::max(most, limit);
+        least = std::min(least, limit);
+      }
+      if (most == 0) continue;
+      visit(first, static_cast<int>(num_rows), q_t + first * run.head_dim, first_key / run.kv_block_size,
+            run.keys + first_key * run.key_stride, most, least == most ? nullptr : limits.data());
+    }
+  }
+}
+
+void BlockScorer::max_per_block(const RowRun& run, float* out, int64_t out_stride) {
+  load_tiles(run, run.scale);
+  float* largest = buffer(kM, stats_.rows_per_tile);
+  for_each_tile_and_block(run, [&](int64_t first, int num_rows, const float* q_t, int64_t block, const float* keys,
+                                   int64_t num_keys, const int32_t* limits) {
+    stats_.max(q_t, num_rows, run.head_dim, keys, run.key_stride, num_keys, limits, largest);
+    for (int r = 0; r < num_rows; ++r) out[(first + r) * out_stride + block] = largest[r];
+  });
+}
+
+void BlockScorer::mass_per_block(const RowRun& run, float* out, int64_t out_stride) {
+  load_tiles(run, static_cast<float>(run.scale * kLog2E));
+  const int64_t num_blocks = (run.max_visible() + run.kv_block_size - 1) / run.kv_block_size;
+  float* scratch = buffer(kScores, run.kv_block_size * stats_.rows_per_tile);
+  const int64_t padded_rows = round_up(run.num_rows(), stats_.rows_per_tile);
+  float* m = buffer(kM, padded_rows * num_blocks);  // [num_blocks][padded_rows]
+  float* l = buffer(kL, padded_rows * num_blocks);
+  std::fill(m, m + padded_rows * num_blocks, -std::numeric_limits<float>::infinity());
+  std::fill(l, l + padded_rows * num_blocks, 0.0f);
+  for_each_tile_and_block(run, [&](int64_t first, int num_rows, const float* q_t, int64_t block, const float* keys,
+                                   int64_t num_keys, const int32_t* limits) {
+    stats_.softmax(q_t, num_rows, run.head_dim, keys, run.key_stride, num_keys, limits, scratch,
+                   m + block * padded_rows + first, l + block * padded_rows + first);
+  });
+  for (int64_t r = 0; r < run.num_rows(); ++r) {
+    const int64_t visible_blocks =
+        (run.visible[static_cast<size_t>(r)] + run.kv_block_size - 1) / run.kv_block_size;
+    float largest = -std::numeric_limits<float>::infinity();
+    for (int64_t b = 0; b < visible_blocks; ++b) largest = std::max(largest, m[b * padded_rows + r]);
+    const float shift = std::isinf(largest) && largest < 0 ? 0.0f : largest;
+    double total = 0;
+    for (int64_t b = 0; b < visible_blocks; ++b) {
+      const float weight = std::exp2(m[b * padded_rows + r] - shift) * l[b * padded_rows + r];
+      out[r * out_stride + b] = weight;
+      total += static_cast<double>(weight);
+    }
+    const float inverse = total == 0 ? 0.0f : static_cast<float>(1.0 / total);
+    for (int64_t b = 0; b < visible_blocks; ++b) out[r * out_stride + b] *= inverse;
+  }
+}
+
+void BlockScorer::score_per_key(const RowRun& run, float* out, int64_t out_stride) {
+  load_tiles(run, run.scale);
+  float* scores = buffer(kScores, run.kv_block_size * stats_.rows_per_tile);
+  for_each_tile_and_block(run, [&](int64_t first, int num_rows, const float* q_t, int64_t block, const float* keys,
+                                   int64_t num_keys, const int32_t*) {
+    const int64_t padded = round_up(num_rows, stats_.row_step);
+    stats_.scores(q_t, num_rows, run.head_dim, keys, run.key_stride, num_keys, scores);
+    for (int r = 0; r < num_rows; ++r) {
+      for (int64_t j = 0; j < num_keys; ++j) {
+        out[(first + r) * out_stride + block * run.kv_block_size + j] = scores[j * padded + r];
+      }
+    }
+  });
+}
+
+}  // namespace tilesieve

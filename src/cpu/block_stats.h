@@ -1,0 +1,35 @@
+// SPDX-License-Identifier: Apache-2.0
+// What routing and measuring need of a tile of rows against a block of keys: the scores, their largest, or their
+// softmax state (m, l).
+#pragma once
+
+#include <cstdint>
+
+#include "tilesieve/execution.h"
+
+namespace tilesieve {
+
+struct BlockStats {
+  int rows_per_tile;
+  int row_step;  // rows are padded to a multiple of this
+
+  // q_t [head_dim][padded rows] = scale * rows, transposed.
+  void (*load_rows)(const float* const* rows, int num_rows, int64_t head_dim, float scale, float* q_t);
+
+  // Key j lies at keys + j * key_stride. limits [padded rows] = keys that a row sees, at most num_keys; nullptr = all.
+  // A row that sees none gets -inf (max) or (-inf, 0) (softmax).
+  // max [padded rows] is NaN where a visible score is NaN.
+  void (*max)(const float* q_t, int num_rows, int64_t head_dim, const float* keys, int64_t key_stride,
+              int64_t num_keys, const int32_t* limits, float* max);
+  // scores [num_keys][padded rows].
+  void (*scores)(const float* q_t, int num_rows, int64_t head_dim, const float* keys, int64_t key_stride,
+                 int64_t num_keys, float* scores);
+  // m = largest score, l = sum of exp2(score - m); `scratch` holds num_keys * rows_per_tile floats.
+  void (*softmax)(const float* q_t, int num_rows, int64_t head_dim, const float* keys, int64_t key_stride,
+                  int64_t num_keys, const int32_t* limits, float* scratch, float* m, float* l);
+};
+
+// The forms for an instruction set that is available; Isa::best is resolved.
+const BlockStats& block_stats(Isa isa);
+
+}  // namespace tilesieve

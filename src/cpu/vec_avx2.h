@@ -1,0 +1,100 @@
+// SPDX-License-Identifier: Apache-2.0
+// 8 lanes of f32 in AVX2 with FMA.
+#pragma once
+
+#include <immintrin.h>
+
+#include <cstdint>
+
+#include "cpu/exp2_polynomial.h"
+
+namespace tilesieve::avx2 {
+
+struct Vec {
+  using Reg = __m256;
+  using Ints = __m256i;
+  static constexpr int kLanes = 8;
+  // 4 x 3 accumulators, 3 vectors and 1 broadcast are all 16 registers.
+  static constexpr int kTileVectors = 3;
+  static constexpr int kTileSteps = 4;
+
+  static Reg zero() { return _mm256_setzero_ps(); }
+  static Reg set1(float x) { return _mm256_set1_ps(x); }
+  static Reg load(const float* p) { return _mm256_loadu_ps(p); }
+  static void store(float* p, Reg x) { _mm256_storeu_ps(p, x); }
+  static Reg add(Reg a, Reg b) { return _mm256_add_ps(a, b); }
+  static Reg sub(Reg a, Reg b) { return _mm256_sub_ps(a, b); }
+  static Reg mul(Reg a, Reg b) { return _mm256_mul_ps(a, b); }
+  static Reg fma(Reg a, Reg b, Reg c) { return _mm256_fmadd_ps(a, b, c); }
+
+  // The larger of the two; a NaN in x is ignored (the instruction returns its second operand).
+  static Reg max_ignoring_nan(Reg x, Reg running) { return _mm256_max_ps(x, running); }
+  // The larger of the two; a NaN in either stays.
+  static Reg max_keeping_nan(Reg x, Reg running) {
+    return _mm256_blendv_ps(_mm256_max_ps(x, running), x, _mm256_cmp_ps(x, x, _CMP_UNORD_Q));
+  }
+
+  static Ints load_ints(const int32_t* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }
+  // x where j < limit in that lane, else -inf.
+  static Reg keep_below(Reg x, Ints limit, int32_t j) {
+    const Reg keep = _mm256_castsi256_ps(_mm256_cmpgt_epi32(limit, _mm256_set1_epi32(j)));
+    return _mm256_blendv_ps(_mm256_set1_ps(-__builtin_inff()), x, keep);
+  }
+  static Reg zero_where_minus_inf(Reg x) {
+    return _mm256_and_ps(x, _mm256_cmp_ps(x, _mm256_set1_ps(-__builtin_inff()), _CMP_NEQ_UQ));
+  }
+
+  // 2^x; 0 below -126, NaN stays NaN. x is never above 0 here but for +inf - m, which is NaN or +inf.
+  static Reg exp2(Reg x) {
+    const Reg keep = _mm256_cmp_ps(x, _mm256_set1_ps(kExp2Lowest), _CMP_NLT_UQ);
+    const Reg rounded = _mm256_round_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    const Reg f = _mm256_sub_ps(x, rounded);
+    Reg p = set1(kExp2Polynomial[6]);
+    for (int i = 5; i >= 0; --i) p = _mm256_fmadd_ps(p, f, set1(kExp2Polynomial[i]));
+    const __m256i exponent = _mm256_slli_epi32(_mm256_cvtps_epi32(rounded), 23);
+    const Reg scaled = _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(p), exponent));
+    const Reg is_nan = _mm256_cmp_ps(x, x, _CMP_UNORD_Q);
+    return _mm256_blendv_ps(_mm256_and_ps(scaled, keep), x, is_nan);
+  }
+
+  // dst[c * dst_step + lane] = rows[lane][column + c] * scale for c < num_columns <= 8 (always 8 here, head_dim being a
+  // multiple of 8); lanes from num_rows on become 0.
+  static void transpose_in(const float* const* rows, int num_rows, int64_t column, int num_columns, Reg scale,
+                           float* dst, int64_t dst_step) {
+    Reg r[8];
+    for (int i = 0; i < 8; ++i) r[i] = i < num_rows ? _mm256_mul_ps(load(rows[i] + column), scale) : zero();
+    transpose(r);
+    for (int c = 0; c < num_columns; ++c) store(dst + c * dst_step, r[c]);
+  }
+
+  // rows[lane][column + c] = src[c * src_step + lane] for c < 8 and lane < num_rows.
+  static void transpose_out(const float* src, int64_t src_step, float* const* rows, int num_rows, int64_t column,
+                            int num_columns) {
+    Reg r[8];
+    for (int c = 0; c < 8; ++c) r[c] = c < num_columns ? load(src + c * src_step) : zero();
+    transpose(r);
+    for (int i = 0; i < num_rows; ++i) store(rows[i] + column, r[i]);
+  }
+
+ private:
+  static void transpose(Reg (&r)[8]) {
+    Reg t[8];
+    for (int i = 0; i < 8; i += 2) {
+      t[i] = _mm256_unpacklo_ps(r[i], r[i + 1]);
+      t[i + 1] = _mm256_unpackhi_ps(r[i], r[i + 1]);
+    }
+    for (int i = 0; i < 8; i += 4) {
+      r[i] = _mm256_shuffle_ps(t[i], t[i + 2], 0x44);
+      r[i + 1] = _mm256_shuffle_ps(t[i], t[i + 2], 0xee);
+      r[i + 2] = _mm256_shuffle_ps(t[i + 1], t[i + 3], 0x44);
+      r[i + 3] = _mm256_shuffle_ps(t[i + 1], t[i + 3], 0xee);
+    }
+    for (int i = 0; i < 4; ++i) {
+      t[i] = _mm256_permute2f128_ps(r[i], r[i + 4], 0x20);
+      t[i + 4] = _mm256_permute2f128_ps(r[i], r[i + 4], 0x31);
+    }
+    for (int i = 0; i < 8; ++i) r[i] = t[i];
+  }
+};
+
+}  // namespace tilesieve::avx2

@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: Apache-2.0
+// 16 lanes of f32 in AVX-512 (F, BW, DQ, VL).
+#pragma once
+
+#include <immintrin.h>
+
+#include <cstdint>
+
+#include "cpu/exp2_polynomial.h"
+
+namespace tilesieve::avx512 {
+
+struct Vec {
+  using Reg = __m512;
+  using Ints = __m512i;
+  static constexpr int kLanes = 16;
+  // The register tile of tile_product: 8 x 3 accumulators, 3 vectors and 1 broadcast are 28 of 32 registers, and 11
+  // loads feed 24 multiply-adds (two of each a cycle).
+  static constexpr int kTileVectors = 3;
+  static constexpr int kTileSteps = 8;
+
+  static Reg zero() { return _mm512_setzero_ps(); }
+  static Reg set1(float x) { return _mm512_set1_ps(x); }
+  static Reg load(const float* p) { return _mm512_loadu_ps(p); }
+  static void store(float* p, Reg x) { _mm512_storeu_ps(p, x); }
+  static Reg add(Reg a, Reg b) { return _mm512_add_ps(a, b); }
+  static Reg sub(Reg a, Reg b) { return _mm512_sub_ps(a, b); }
+  static Reg mul(Reg a, Reg b) { return _mm512_mul_ps(a, b); }
+  static Reg fma(Reg a, Reg b, Reg c) { return _mm512_fmadd_ps(a, b, c); }
+
+  // The larger of the two; a NaN in x is ignored (the instruction returns its second operand).
+  static Reg max_ignoring_nan(Reg x, Reg running) { return _mm512_max_ps(x, running); }
+  // The larger of the two; a NaN in either stays.
+  static Reg max_keeping_nan(Reg x, Reg running) {
+    return _mm512_mask_mov_ps(_mm512_max_ps(x, running), _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q), x);
+  }
+
+  static Ints load_ints(const int32_t* p) { return _mm512_loadu_si512(p); }
+  // x where j < limit in that lane, else -inf.
+  static Reg keep_below(Reg x, Ints limit, int32_t j) {
+    const __mmask16 keep = _mm512_cmpgt_epi32_mask(limit, _mm512_set1_epi32(j));
+    return _mm512_mask_mov_ps(_mm512_set1_ps(-__builtin_inff()), keep, x);
+  }
+  static Reg zero_where_minus_inf(Reg x) {
+    const __mmask16 finite = _mm512_cmp_ps_mask(x, _mm512_set1_ps(-__builtin_inff()), _CMP_NEQ_UQ);
+    return _mm512_maskz_mov_ps(finite, x);
+  }
+
+  // 2^x; 0 below -126, NaN stays NaN, +inf stays.
+  static Reg exp2(Reg x) {
+    const __mmask16 keep = _mm512_cmp_ps_mask(x, _mm512_set1_ps(kExp2Lowest), _CMP_NLT_UQ);
+    const Reg rounded = _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    const Reg f = _mm512_sub_ps(x, rounded);
+    Reg p = set1(kExp2Polynomial[6]);
+    for (int i = 5; i >= 0; --i) p = _mm512_fmadd_ps(p, f, set1(kExp2Polynomial[i]));
+    return _mm512_maskz_scalef_ps(keep, p, rounded);
+  }
+
+  // dst[c * dst_step + lane] = rows[lane][c] * scale for c < num_columns <= 16; lanes from num_rows on become 0.
+  static void transpose_in(const float* const* rows, int num_rows, int64_t column, int num_columns, Reg scale,
+                           float* dst, int64_t dst_step) {
+    const __mmask16 mask = static_cast<__mmask16>((1u << num_columns) - 1u);
+    Reg r[16];
+    for (int i = 0; i < 16; ++i) {
+      r[i] = i < num_rows ? _mm512_mul_ps(_mm512_maskz_loadu_ps(mask, rows[i] + column), scale) : zero();
+    }
+    transpose(r);
+    for (int c = 0; c < num_columns; ++c) store(dst + c * dst_step, r[c]);
+  }
+
+  // rows[lane][column + c] = src[c * src_step + lane] for c < num_columns <= 16 and lane < num_rows.
+  static void transpose_out(const float* src, int64_t src_step, float* const* rows, int num_rows, int64_t column,
+                            int num_columns) {
+    const __mmask16 mask = static_cast<__mmask16>((1u << num_columns) - 1u);
+    Reg r[16];
+    for (int c = 0; c < 16; ++c) r[c] = c < num_columns ? load(src + c * src_step) : zero();
+    transpose(r);
+    for (int i = 0; i < num_rows; ++i) _mm512_mask_storeu_ps(rows[i] + column, mask, r[i]);
+  }
+
+ private:
+  // 16 x 16 in four rounds of 16 shuffles: pairs, quads inside 128-bit lanes, then the lanes themselves.
+  static void transpose(Reg (&r)[16]) {
+    Reg t[16];
+    for (int i = 0; i < 16; i += 2) {
+      t[i] = _mm512_unpacklo_ps(r[i], r[i + 1]);
+      t[i + 1] = _mm512_unpackhi_ps(r[i], r[i + 1]);
+    }
+    for (int i = 0; i < 16; i += 4) {
+      r[i] = _mm512_shuffle_ps(t[i], t[i + 2], 0x44);
+      r[i + 1] = _mm512_shuffle_ps(t[i], t[i + 2], 0xee);
+      r[i + 2] = _mm512_shuffle_ps(t[i + 1], t[i + 3], 0x44);
+      r[i + 3] = _mm512_shuffle_ps(t[i + 1], t[i + 3], 0xee);
+    }
+    for (int i = 0; i < 4; ++i) {
+      t[i] = _mm512_shuffle_f32x4(r[i], r[i + 4], 0x88);
+      t[i + 4] = _mm512_shuffle_f32x4(r[i], r[i + 4], 0xdd);
+      t[i + 8] = _mm512_shuffle_f32x4(r[i + 8], r[i + 12], 0x88);
+      t[i + 12] = _mm512_shuffle_f32x4(r[i + 8], r[i + 12], 0xdd);
+    }
+    for (int i = 0; i < 4; ++i) {
+      r[i] = _mm512_shuffle_f32x4(t[i], t[i + 8], 0x88);
+      r[i + 8] = _mm512_shuffle_f32x4(t[i], t[i + 8], 0xdd);
+      r[i + 4] = _mm512_shuffle_f32x4(t[i + 4], t[i + 12], 0x88);
+      r[i + 12] = _mm512_shuffle_f32x4(t[i + 4], t[i + 12], 0xdd);
+    }
+  }
+};
+
+}  // namespace tilesieve::avx512

@@ -1,0 +1,82 @@
+// SPDX-License-Identifier: Apache-2.0
+// 4 lanes of f32 in the compiler's own vector type: SSE2 on x86-64, NEON on aarch64.
+#pragma once
+
+#include <cstdint>
+
+#include "cpu/exp2_polynomial.h"
+
+namespace tilesieve::portable {
+
+struct Vec {
+  typedef float Reg __attribute__((vector_size(16)));
+  typedef int32_t Ints __attribute__((vector_size(16)));
+  static constexpr int kLanes = 4;
+  static constexpr int kTileVectors = 3;
+  static constexpr int kTileSteps = 4;
+
+  static Reg zero() { return Reg{}; }
+  static Reg set1(float x) { return Reg{x, x, x, x}; }
+  static Reg load(const float* p) {
+    Reg x;
+    __builtin_memcpy(&x, p, sizeof x);
+    return x;
+  }
+  static void store(float* p, Reg x) { __builtin_memcpy(p, &x, sizeof x); }
+  static Reg add(Reg a, Reg b) { return a + b; }
+  static Reg sub(Reg a, Reg b) { return a - b; }
+  static Reg mul(Reg a, Reg b) { return a * b; }
+  static Reg fma(Reg a, Reg b, Reg c) { return a * b + c; }
+
+  // The larger of the two; a NaN in x is ignored.
+  static Reg max_ignoring_nan(Reg x, Reg running) { return select(x > running, x, running); }
+  // The larger of the two; a NaN in either stays.
+  static Reg max_keeping_nan(Reg x, Reg running) {
+    return select(x != x, x, select(x > running, x, running));
+  }
+
+  static Ints load_ints(const int32_t* p) {
+    Ints x;
+    __builtin_memcpy(&x, p, sizeof x);
+    return x;
+  }
+  // x where j < limit in that lane, else -inf.
+  static Reg keep_below(Reg x, Ints limit, int32_t j) {
+    return select(limit > Ints{j, j, j, j}, x, set1(-__builtin_inff()));
+  }
+  static Reg zero_where_minus_inf(Reg x) { return select(x == set1(-__builtin_inff()), zero(), x); }
+
+  // 2^x; 0 below -126, NaN stays NaN. x is never above 0 here but for +inf - m, which is NaN or +inf.
+  static Reg exp2(Reg x) {
+    const Ints dropped = x < set1(kExp2Lowest);
+    // Adding and subtracting 1.5 * 2^23 rounds to the nearest integer, whose bits then lie in the low end.
+    const Reg magic = set1(12582912.0f);
+    const Reg shifted = x + magic;
+    const Reg f = x - (shifted - magic);
+    Reg p = set1(kExp2Polynomial[6]);
+    for (int i = 5; i >= 0; --i) p = p * f + set1(kExp2Polynomial[i]);
+    const Ints scaled = (Ints)p + ((Ints)shifted << 23);
+    return select(x != x, x, select(dropped, zero(), (Reg)scaled));
+  }
+
+  // dst[c * dst_step + lane] = rows[lane][column + c] * scale; lanes from num_rows on become 0.
+  static void transpose_in(const float* const* rows, int num_rows, int64_t column, int num_columns, Reg scale,
+                           float* dst, int64_t dst_step) {
+    for (int c = 0; c < num_columns; ++c) {
+      for (int i = 0; i < kLanes; ++i) dst[c * dst_step + i] = i < num_rows ? rows[i][column + c] * scale[0] : 0.0f;
+    }
+  }
+
+  // rows[lane][column + c] = src[c * src_step + lane] for lane < num_rows.
+  static void transpose_out(const float* src, int64_t src_step, float* const* rows, int num_rows, int64_t column,
+                            int num_columns) {
+    for (int i = 0; i < num_rows; ++i) {
+      for (int c = 0; c < num_columns; ++c) rows[i][column + c] = src[c * src_step + i];
+    }
+  }
+
+ private:
+  static Reg select(Ints mask, Reg yes, Reg no) { return (Reg)(((Ints)yes & mask) | ((Ints)no & ~mask)); }
+};
+
+}  // namespace tilesieve::portable

@@ -1,0 +1,237 @@
+// SPDX-License-Identifier: Apache-2.0
+// Attention mass of routes, with floor, ceiling and recall, in one pass over the scores.
+#include <algorithm>
+#include <memory>
+
+#include "base/fail.h"
+#include "base/parallel.h"
+#include "base/rank.h"
+#include "cpu/block_scores.h"
+#include "cpu/isa.h"
+#include "tensor/checks.h"
+#include "tilesieve/metrics.h"
+
+namespace tilesieve {
+
+namespace {
+
+constexpr int64_t kTilesPerRun = 4;
+
+int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// What one (query token, KV head) row adds to a route's means.
+struct RowMass {
+  double mass = 0, floor = 0, ceiling = 0, recall = 0;
+  int64_t kept = 0, visible = 0;
+};
+
+// Measures one route's picks in a row whose true masses are known.
+class RowJudge {
+ public:
+  RowMass judge(const float* masses, int64_t num_visible, int64_t local_block, const RouteOptions& options,
+                const BlockIndex& route, int64_t head, int64_t q) {
+    picked_.assign(static_cast<size_t>(num_visible), false);
+    RowMass row;
+    row.visible = num_visible;
+    double forced_mass = 0;
+    int64_t num_forced = 0;
+    for (int64_t slot = 0; slot < route.capacity; ++slot) {
+      const int32_t id = route.at(head, q, slot);
+      if (id < 0 || id >= num_visible || picked_[static_cast<size_t>(id)]) continue;
+      picked_[static_cast<size_t>(id)] = true;
+      ++row.kept;
+      const double mass = static_cast<double>(masses[id]);
+      row.mass += mass;
+      if (is_forced(id, local_block, options)) {
+        ++num_forced;
+        forced_mass += mass;
+      }
+    }
+    const int64_t num_free_picks = row.kept - num_forced, num_free = num_visible - num_forced;
+    const double share = num_free > 0 ? static_cast<double>(num_free_picks) / static_cast<double>(num_free) : 0.0;
+
+    // The oracle: the same forced picks, then the largest masses.
+    keys_.clear();
+    double free_mass = 0;
+    for (int64_t b = 0; b < num_visible; ++b) {
+      if (picked_[static_cast<size_t>(b)] && is_forced(b, local_block, options)) continue;
+      keys_.push_back(rank_key(masses[b], static_cast<int32_t>(b)));
+      free_mass += static_cast<double>(masses[b]);
+    }
+    keep_best(keys_, static_cast<size_t>(num_free_picks));
+    row.floor = forced_mass + share * free_mass;
+    row.ceiling = forced_mass;
+    int64_t found = num_forced;
+    for (uint64_t key : keys_) {
+      row.ceiling += static_cast<double>(masses[ranked_id(key)]);
+      found += picked_[static_cast<size_t>(ranked_id(key))];
+    }
+    row.recall = row.kept > 0 ? static_cast<double>(found) / static_cast<double>(row.kept) : 0.0;
+    return row;
+  }
+
+ private:
+  static bool is_forced(int64_t block, int64_t local_block, const RouteOptions& options) {
+    return block < options.init_blocks || (block <= local_block && block > local_block - options.local_blocks);
+  }
+
+  std::vector<bool> picked_;
+  std::vector<uint64_t> keys_;
+};
+
+// Sampled tokens of one sequence under one KV head.
+struct TokenRun {
+  int64_t kv_head;
+  int64_t sequence;
+  std::vector<int64_t> tokens;
+};
+
+std::vector<TokenRun> token_runs(const Problem& problem, const SequenceTable& table, int64_t sample_every,
+                                 int64_t tokens_per_run) {
+  std::vector<TokenRun> runs;
+  for (int64_t s = problem.num_sequences() - 1; s >= 0; --s) {
+    std::vector<int64_t> tokens;
+    for (int64_t q = table.cu_seqlens_q[static_cast<size_t>(s) + 1] - 1;
+         q >= table.cu_seqlens_q[static_cast<size_t>(s)]; q -= sample_every) {
+      if (table.token(q).visible > 0) tokens.push_back(q);
+    }
+    for (size_t begin = 0; begin < tokens.size(); begin += static_cast<size_t>(tokens_per_run)) {
+      const size_t end = std::min(tokens.size(), begin + static_cast<size_t>(tokens_per_run));
+      for (int64_t head = 0; head < problem.num_kv_heads; ++head) {
+        runs.push_back({head, s, {tokens.begin() + static_cast<std::ptrdiff_t>(begin),
+                                  tokens.begin() + static_cast<std::ptrdiff_t>(end)}});
+      }
+    }
+  }
+  return runs;
+}
+
+// Mean over the group's query heads of each token's block masses, [tokens][stride].
+void group_masses(const Problem& problem, const SequenceTable& table, const TensorView& q, const TensorView& k,
+                  const TokenRun& run, int64_t stride, BlockScorer& scorer, std::vector<float>& row_masses,
+                  std::vector<float>& masses) {
+  const int64_t group = problem.group_size();
+  RowRun rows;
+  rows.head_dim = problem.head_dim;
+  rows.keys = k.as<const float>() + table.cu_seqlens_kv[static_cast<size_t>(run.sequence)] * k.strides[0] +
+              run.kv_head * k.strides[1];
+  rows.key_stride = k.strides[0];
+  rows.kv_block_size = problem.kv_block_size;
+  rows.scale = static_cast<float>(problem.scale());
+  for (int64_t token : run.tokens) {
+    for (int64_t g = 0; g < group; ++g) {
+      rows.rows.push_back(q.as<const float>() + token * q.strides[0] + (run.kv_head * group + g) * q.strides[1]);
+      rows.visible.push_back(table.token(token).visible);
+    }
+  }
+  row_masses.assign(static_cast<size_t>(rows.num_rows() * stride), 0.0f);
+  scorer.mass_per_block(rows, row_masses.data(), stride);
+  masses.assign(run.tokens.size() * static_cast<size_t>(stride), 0.0f);
+  for (int64_t r = 0; r < rows.num_rows(); ++r) {
+    for (int64_t b = 0; b < stride; ++b) {
+      masses[static_cast<size_t>(r / group * stride + b)] +=
+          row_masses[static_cast<size_t>(r * stride + b)] / static_cast<float>(group);
+    }
+  }
+}
+
+struct Sums {
+  double mass = 0, floor = 0, ceiling = 0, recall = 0;
+  int64_t kept = 0, visible = 0, rows = 0;
+};
+
+Mass means(const std::vector<Sums>& per_head) {
+  Mass result;
+  Sums all;
+  for (const Sums& head : per_head) {
+    const double rows = static_cast<double>(std::max<int64_t>(1, head.rows));
+    result.mass_per_head.push_back(head.mass / rows);
+    result.floor_per_head.push_back(head.floor / rows);
+    result.ceiling_per_head.push_back(head.ceiling / rows);
+    all.mass += head.mass;
+    all.floor += head.floor;
+    all.ceiling += head.ceiling;
+    all.recall += head.recall;
+    all.kept += head.kept;
+    all.visible += head.visible;
+    all.rows += head.rows;
+  }
+  const double rows = static_cast<double>(std::max<int64_t>(1, all.rows));
+  result.mass = all.mass / rows;
+  result.floor = all.floor / rows;
+  result.ceiling = all.ceiling / rows;
+  result.recall = all.recall / rows;
+  result.kept_blocks = static_cast<double>(all.kept) / static_cast<double>(std::max<int64_t>(1, all.visible));
+  result.num_rows = all.rows;
+  return result;
+}
+
+}  // namespace
+
+std::vector<Mass> measure_mass(const Problem& problem, const TensorView& q, const TensorView& k,
+                               std::span<const BlockIndex> routes, const RouteOptions& options, int64_t sample_every,
+                               const Execution& execution) {
+  problem.validate();
+  check_f32("q", q, {problem.total_q(), problem.num_q_heads, problem.head_dim}, "[total_q, num_q_heads, head_dim]");
+  check_f32("k", k, {problem.total_kv(), problem.num_kv_heads, problem.head_dim}, "[total_kv, num_kv_heads, head_dim]");
+  if (sample_every < 1) fail("sample_every: got {}, expected 1 or more", sample_every);
+  for (const BlockIndex& route : routes) {
+    if (route.num_heads != problem.num_kv_heads || route.num_q_rows != problem.total_q()) {
+      fail("routes: got a block index of [{}, {}, {}], expected [num_kv_heads, total_q, any] = [{}, {}, any]",
+           route.num_heads, route.num_q_rows, route.capacity, problem.num_kv_heads, problem.total_q());
+    }
+  }
+  const Isa isa = resolve_isa(execution.isa);
+  const SequenceTable table(problem);
+  const int64_t tokens_per_run =
+      std::max<int64_t>(1, kTilesPerRun * block_stats(isa).rows_per_tile / problem.group_size());
+  const std::vector<TokenRun> runs = token_runs(problem, table, sample_every, tokens_per_run);
+
+  // Sums of each run on its own, added up in run order afterwards: the same bits for any number of threads.
+  std::vector<std::vector<Sums>> run_sums(runs.size(), std::vector<Sums>(routes.size()));
+  parallel_for(execution.num_threads, static_cast<int64_t>(runs.size()), [&](int, int64_t index) {
+    const TokenRun& run = runs[static_cast<size_t>(index)];
+    BlockScorer scorer(isa);
+    RowJudge judge;
+    std::vector<float> row_masses, masses;
+    const int64_t stride = ceil_div(table.token(run.tokens.front()).visible, problem.kv_block_size);
+    group_masses(problem, table, q, k, run, stride, scorer, row_masses, masses);
+    for (size_t i = 0; i < run.tokens.size(); ++i) {
+      const SequenceTable::Token token = table.token(run.tokens[i]);
+      const int64_t num_visible = ceil_div(token.visible, problem.kv_block_size);
+      const int64_t local_block = std::max<int64_t>(0, token.position) / problem.kv_block_size;
+      for (size_t r = 0; r < routes.size(); ++r) {
+        const RowMass row = judge.judge(masses.data() + static_cast<int64_t>(i) * stride, num_visible, local_block,
+                                        options, routes[r], run.kv_head, run.tokens[i]);
+        Sums& sums = run_sums[static_cast<size_t>(index)][r];
+        sums.mass += row.mass;
+        sums.floor += row.floor;
+        sums.ceiling += row.ceiling;
+        sums.recall += row.recall;
+        sums.kept += row.kept;
+        sums.visible += row.visible;
+        ++sums.rows;
+      }
+    }
+  });
+
+  std::vector<Mass> result;
+  for (size_t r = 0; r < routes.size(); ++r) {
+    std::vector<Sums> per_head(static_cast<size_t>(problem.num_kv_heads));
+    for (size_t i = 0; i < runs.size(); ++i) {
+      Sums& head = per_head[static_cast<size_t>(runs[i].kv_head)];
+      const Sums& sums = run_sums[i][r];
+      head.mass += sums.mass;
+      head.floor += sums.floor;
+      head.ceiling += sums.ceiling;
+      head.recall += sums.recall;
+      head.kept += sums.kept;
+      head.visible += sums.visible;
+      head.rows += sums.rows;
+    }
+    result.push_back(means(per_head));
+  }
+  return result;
+}
+
+}  // namespace tilesieve

@@ -1,0 +1,21 @@
+// SPDX-License-Identifier: Apache-2.0
+// Choosing the order of the loops from what the selection says.
+#pragma once
+
+#include <string>
+
+#include "tilesieve/plan.h"
+
+namespace tilesieve {
+
+struct LoopChoice {
+  LoopOrder loop_order = LoopOrder::q_outer;
+  int64_t q_rows_per_tile = 0;  // of q-outer
+  std::string explain;
+};
+
+// Honours options.loop_order; `automatic` takes the cheapest of q-outer per token, q-outer over union tiles, and
+// kv-outer by modelled time.
+LoopChoice choose_loop_order(const Problem& problem, const Selection& selection, const PlanOptions& options);
+
+}  // namespace tilesieve

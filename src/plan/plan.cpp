@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "tilesieve/plan.h"
+
+#include <algorithm>
+
+#include "base/fail.h"
+#include "plan/kv_outer.h"
+#include "plan/loop_order.h"
+
+namespace tilesieve {
+
+std::string_view name_of(LoopOrder order) {
+  switch (order) {
+    case LoopOrder::automatic: return "auto";
+    case LoopOrder::q_outer: return "q_outer";
+    case LoopOrder::kv_outer: return "kv_outer";
+  }
+  return "unknown";
+}
+
+LoopOrder parse_loop_order(std::string_view name) {
+  for (LoopOrder order : {LoopOrder::automatic, LoopOrder::q_outer, LoopOrder::kv_outer}) {
+    if (name == name_of(order)) return order;
+  }
+  fail("loop_order: got '{}', expected auto, q_outer or kv_outer", name);
+}
+
+namespace {
+
+void check_options(const PlanOptions& options) {
+  if (options.tile_rows < 1 || options.tile_row_step < 1 || options.tile_rows % options.tile_row_step != 0) {
+    fail("tile_rows: got {} in steps of {}, expected a multiple of the step", options.tile_rows, options.tile_row_step);
+  }
+  if (options.workspace_limit < 0) fail("workspace_limit: got {}, expected 0 or more bytes", options.workspace_limit);
+}
+
+}  // namespace
+
+Plan make_plan(const Problem& problem, const BlockIndex& block_index, const PlanOptions& options) {
+  check_options(options);
+  Plan plan;
+  plan.selection = select_blocks(problem, block_index);
+  const LoopChoice choice = choose_loop_order(problem, plan.selection, options);
+  plan.loop_order = choice.loop_order;
+  plan.explain = choice.explain;
+  if (plan.loop_order == LoopOrder::q_outer) {
+    plan.q_rows_per_tile = choice.q_rows_per_tile;
+    return plan;
+  }
+  plan.passes = make_passes(problem, plan.selection, options);
+  for (const Pass& pass : plan.passes) {
+    plan.workspace_bytes = std::max(plan.workspace_bytes, pass.num_entries() * partial_bytes_per_entry(problem));
+  }
+  return plan;
+}
+
+Plan make_dense_plan(const Problem& problem, const PlanOptions& options) {
+  problem.validate();
+  check_options(options);
+  Plan plan;
+  plan.dense = true;
+  plan.explain = "dense: every visible block, q-outer";
+  plan.q_rows_per_tile = options.tile_rows;
+  return plan;
+}
+
+}  // namespace tilesieve
