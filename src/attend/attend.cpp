@@ -20,6 +20,12 @@ constexpr double kLog2E = 1.44269504088896340736;
 // 4 tiles, while 4 tiles' state (200 KiB at head_dim 128) and the block stay in a 1 MiB L2.
 constexpr int64_t kTilesPerItem = 4;
 
+// Outputs of a gathered item. A larger item meets each key block with more rows, a smaller one keeps its outputs nearer:
+// on two cores with 2 MiB of L2, 32,768 keys, 1/2, 1, 2, 4, 8 MiB gave 108, 124, 127, 132, 126 GFLOP/s a core, 131,072
+// keys 75, 88, 102, 99, 99, and 8,192 keys of head_dim 64 121, 119, 119, 113, 110.
+constexpr int64_t kGatheredOutputBytes = int64_t{2} << 20;
+constexpr int64_t kItemsPerThread = 4;
+
 HeadTensors head_tensors(const Problem& problem, const AttentionInputs& inputs, int64_t kv_head, int64_t first_key) {
   HeadTensors t;
   t.q = inputs.q.as<const float>() + kv_head * problem.group_size() * inputs.q.strides[1];
@@ -56,6 +62,20 @@ class Scratch {
   int64_t floats_;
   std::vector<AlignedArray<float>> memory_;
 };
+
+// Tokens of an item whose tiles walk side by side.
+int64_t tiled_tokens(const Problem& problem, int64_t tile_rows, int64_t rows_per_tile) {
+  const int64_t most = std::min(kMaxTokensPerItem, kMaxTilesPerItem * rows_per_tile / problem.group_size());
+  return std::clamp<int64_t>(kTilesPerItem * tile_rows / problem.group_size(), 1, std::max<int64_t>(1, most));
+}
+
+// Tokens of an item whose rows are gathered: as many as keep their outputs in the L2, but enough items for all threads.
+// The cut changes no bit of the result.
+int64_t gathered_tokens(const Problem& problem, int num_threads) {
+  const int64_t cached = kGatheredOutputBytes / (problem.group_size() * problem.head_dim * int64_t{sizeof(float)});
+  const int64_t balanced = problem.total_q() * problem.num_kv_heads / (num_threads * kItemsPerThread) + 1;
+  return std::clamp<int64_t>(std::min(cached, balanced), 1, kMaxTokensPerItem);
+}
 
 // A run of query tokens of one sequence.
 struct TokenRun {
@@ -105,16 +125,17 @@ void attend_q_outer(const Problem& problem, const AttentionInputs& inputs, const
   const std::vector<int64_t> visible = visible_keys(table);
   const int64_t total_q = problem.total_q(), group = problem.group_size();
 
-  const int64_t rows_per_tile = std::clamp<int64_t>(plan.q_rows_per_tile, 1, kernel.tile_rows);
-  const int64_t max_tokens =
-      std::min(kMaxTokensPerItem, std::max<int64_t>(1, kMaxTilesPerItem * rows_per_tile / group));
-  const int64_t tokens_per_item = std::clamp<int64_t>(kTilesPerItem * kernel.tile_rows / group, 1, max_tokens);
-  const int64_t tiles_per_item = (tokens_per_item * group + rows_per_tile - 1) / rows_per_tile;
+  const bool gather = plan.q_rows_per_tile == 0;
+  const int num_threads = resolve_num_threads(execution.num_threads);
+  const int64_t rows_per_tile = gather ? kernel.tile_rows : std::min(plan.q_rows_per_tile, kernel.tile_rows);
+  const int64_t tokens_per_item = gather ? gathered_tokens(problem, num_threads)
+                                         : tiled_tokens(problem, kernel.tile_rows, rows_per_tile);
+  const int64_t tiles_per_item = gather ? 1 : (tokens_per_item * group + rows_per_tile - 1) / rows_per_tile;
 
   const std::vector<TokenRun> runs = token_runs(table, tokens_per_item);
   const int64_t num_runs = static_cast<int64_t>(runs.size());
-  Scratch scratch(resolve_num_threads(execution.num_threads),
-                  ops.scratch_floats(tiles_per_item, problem.head_dim, problem.kv_block_size));
+  Scratch scratch(num_threads, ops.scratch_floats(tiles_per_item, tokens_per_item * group, problem.head_dim,
+                                                  problem.kv_block_size));
   parallel_for(execution.num_threads, num_runs * problem.num_kv_heads, [&](int thread, int64_t index) {
     const int64_t kv_head = index / num_runs;
     const TokenRun& run = runs[static_cast<size_t>(index % num_runs)];
@@ -133,7 +154,7 @@ void attend_q_outer(const Problem& problem, const AttentionInputs& inputs, const
     item.lse = outputs.lse.as<float>() + kv_head * group * outputs.lse.strides[1];
     item.lse_token_stride = outputs.lse.strides[0];
     item.lse_head_stride = outputs.lse.strides[1];
-    ops.q_outer(item, scratch.of(thread));
+    (gather ? ops.q_outer_gather : ops.q_outer_tiles)(item, scratch.of(thread));
   });
 }
 
@@ -145,7 +166,7 @@ void attend_kv_outer(const Problem& problem, const AttentionInputs& inputs, cons
   const std::vector<int64_t> visible = visible_keys(table);
   const int64_t group = problem.group_size();
   Scratch scratch(resolve_num_threads(execution.num_threads),
-                  ops.scratch_floats(1, problem.head_dim, problem.kv_block_size));
+                  ops.scratch_floats(1, 0, problem.head_dim, problem.kv_block_size));
   parallel_for(execution.num_threads, pass.num_items(), [&](int thread, int64_t index) {
     for (int64_t i = pass.item_ptr[static_cast<size_t>(index)]; i < pass.item_ptr[static_cast<size_t>(index) + 1]; ++i) {
       const Piece& piece = pass.pieces[static_cast<size_t>(i)];
@@ -154,6 +175,14 @@ void attend_kv_outer(const Problem& problem, const AttentionInputs& inputs, cons
       item.tensors = head_tensors(problem, inputs, piece.kv_head, table.cu_seqlens_kv[sequence]);
       item.first_key = piece.kv_block * problem.kv_block_size;
       item.num_keys = std::min(problem.kv_block_size, problem.kv_lens[sequence] - item.first_key);
+      item.next_first_key = item.next_num_keys = 0;
+      if (i + 1 < pass.item_ptr[static_cast<size_t>(index) + 1]) {
+        const Piece& next = pass.pieces[static_cast<size_t>(i) + 1];
+        if (next.kv_head == piece.kv_head && next.sequence == piece.sequence) {
+          item.next_first_key = next.kv_block * problem.kv_block_size;
+          item.next_num_keys = std::min(problem.kv_block_size, problem.kv_lens[sequence] - item.next_first_key);
+        }
+      }
       item.q_index = pass.q_index.data() + piece.entry_begin;
       item.num_entries = piece.entry_end - piece.entry_begin;
       item.visible = visible.data();

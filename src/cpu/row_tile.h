@@ -59,6 +59,15 @@ struct KeyBlock {
   int64_t count;
 };
 
+// Fetches rows [begin, end) of a block into the L2 ahead of their use. Keys and values are read row by row, each row
+// from as many streams as the register tile has steps: the hardware prefetcher alone does not hide the distance to the
+// L3 (docs/cpu.md has the numbers).
+TILESIEVE_INLINE void prefetch_rows(const KeyBlock& block, int64_t begin, int64_t end, int64_t head_dim) {
+  for (int64_t j = begin; j < end; ++j) {
+    for (int64_t d = 0; d < head_dim; d += 16) __builtin_prefetch(block.data + j * block.stride + d, 0, 2);
+  }
+}
+
 // Calls on_scores(j, scores[N]) for M keys from `first` on. A score beyond its row's limit is -inf, whatever the key
 // holds. limits [N * kLanes], or nullptr when every row sees every key.
 template <int M, int N, class OnScores>

@@ -7,11 +7,13 @@
 
 namespace tilesieve::TILESIEVE_ISA {
 
-// Writes s [keys.count][N * kLanes] and returns the largest score of each row in `m`, never below what `m` held.
+// Writes s [keys.count][N * kLanes] and returns the largest score of each row in `m`, never below what `m` held. Rows of
+// `ahead` are fetched along the way.
 template <int N>
 TILESIEVE_INLINE void score_block(const float* q_t, int64_t head_dim, const KeyBlock& keys, const int32_t* limits,
-                                  float* s, Vec::Reg (&m)[N]) {
+                                  const KeyBlock& ahead, float* s, Vec::Reg (&m)[N]) {
   for_each_score<N>(q_t, head_dim, keys, limits, [&](int64_t j, const Vec::Reg(&scores)[N]) {
+    if (j < ahead.count) prefetch_rows(ahead, j, j + 1, head_dim);
     for (int n = 0; n < N; ++n) {
       m[n] = Vec::max_ignoring_nan(scores[n], m[n]);
       Vec::store(s + (j * N + n) * Vec::kLanes, scores[n]);
@@ -43,7 +45,7 @@ void softmax_block(const float* q_t, int64_t head_dim, const KeyBlock& keys, con
   Vec::Reg largest[N], sums[N];
   for (int n = 0; n < N; ++n) largest[n] = Vec::set1(-__builtin_inff());
   for (int n = 0; n < N; ++n) sums[n] = Vec::zero();
-  score_block<N>(q_t, head_dim, keys, limits, s, largest);
+  score_block<N>(q_t, head_dim, keys, limits, KeyBlock{}, s, largest);
   exponentiate<N>(s, keys.count, largest, sums);
   for (int n = 0; n < N; ++n) Vec::store(m + n * Vec::kLanes, largest[n]);
   for (int n = 0; n < N; ++n) Vec::store(l + n * Vec::kLanes, sums[n]);

@@ -76,6 +76,17 @@ struct Vec {
     for (int i = 0; i < num_rows; ++i) store(rows[i] + column, r[i]);
   }
 
+  // rows[lane][column + c] = rows[lane][column + c] * factor[lane] + src[c * src_step + lane], likewise.
+  static void transpose_add(const float* src, int64_t src_step, float* const* rows, int num_rows, int64_t column,
+                            int num_columns, const float* factor) {
+    Reg r[8];
+    for (int c = 0; c < 8; ++c) r[c] = c < num_columns ? load(src + c * src_step) : zero();
+    transpose(r);
+    for (int i = 0; i < num_rows; ++i) {
+      store(rows[i] + column, fma(load(rows[i] + column), set1(factor[i]), r[i]));
+    }
+  }
+
  private:
   static void transpose(Reg (&r)[8]) {
     Reg t[8];

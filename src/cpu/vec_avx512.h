@@ -78,6 +78,19 @@ struct Vec {
     for (int i = 0; i < num_rows; ++i) _mm512_mask_storeu_ps(rows[i] + column, mask, r[i]);
   }
 
+  // rows[lane][column + c] = rows[lane][column + c] * factor[lane] + src[c * src_step + lane], likewise.
+  static void transpose_add(const float* src, int64_t src_step, float* const* rows, int num_rows, int64_t column,
+                            int num_columns, const float* factor) {
+    const __mmask16 mask = static_cast<__mmask16>((1u << num_columns) - 1u);
+    Reg r[16];
+    for (int c = 0; c < 16; ++c) r[c] = c < num_columns ? load(src + c * src_step) : zero();
+    transpose(r);
+    for (int i = 0; i < num_rows; ++i) {
+      const Reg old = _mm512_maskz_loadu_ps(mask, rows[i] + column);
+      _mm512_mask_storeu_ps(rows[i] + column, mask, fma(old, set1(factor[i]), r[i]));
+    }
+  }
+
  private:
   // 16 x 16 in four rounds of 16 shuffles: pairs, quads inside 128-bit lanes, then the lanes themselves.
   static void transpose(Reg (&r)[16]) {

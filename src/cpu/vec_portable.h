@@ -75,6 +75,16 @@ struct Vec {
     }
   }
 
+  // rows[lane][column + c] = rows[lane][column + c] * factor[lane] + src[c * src_step + lane], likewise.
+  static void transpose_add(const float* src, int64_t src_step, float* const* rows, int num_rows, int64_t column,
+                            int num_columns, const float* factor) {
+    for (int i = 0; i < num_rows; ++i) {
+      for (int c = 0; c < num_columns; ++c) {
+        rows[i][column + c] = rows[i][column + c] * factor[i] + src[c * src_step + i];
+      }
+    }
+  }
+
  private:
   static Reg select(Ints mask, Reg yes, Reg no) { return (Reg)(((Ints)yes & mask) | ((Ints)no & ~mask)); }
 };

@@ -97,13 +97,14 @@ LoopChoice choose_loop_order(const Problem& problem, const Selection& selection,
     double units(double bytes_per_unit) const { return row_keys + bytes / bytes_per_unit; }
   };
   const double token_tiles = static_cast<double>((group + token_rows - 1) / token_rows);
-  const std::array<Candidate, 3> candidates = {{
+  const std::array<Candidate, 4> candidates = {{
       {LoopOrder::q_outer, token_rows, "q_outer per token",
        static_cast<double>(entries) * token_tiles * tile_cost(token_rows, options) * keys,
        static_cast<double>(item_union) * block_bytes},
       {LoopOrder::q_outer, options.tile_rows, "q_outer union tile",
        static_cast<double>(tile_union) * tile_cost(tile_tokens * group, options) * keys,
        static_cast<double>(item_union) * block_bytes},
+      {LoopOrder::q_outer, 0, "q_outer gathered", static_cast<double>(entries * group) * (keys + 6.0), static_cast<double>(item_union) * block_bytes},
       {LoopOrder::kv_outer, 0, "kv_outer",
        static_cast<double>(inverted.padded_rows) * keys + static_cast<double>(entries * group) * kPartialCost,
        static_cast<double>(inverted.num_lists) * block_bytes +

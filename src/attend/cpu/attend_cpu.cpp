@@ -3,9 +3,12 @@
 //
 // What one core owns: a tile of up to kRowsPerTile query rows (row = token and head of the group, flattened), with its
 // running maximum m, sum l and transposed output o_t. It visits key blocks: scores, softmax in base 2, o_t += p v.
-//   q-outer   several tiles side by side visit the union of their tokens' blocks, each block once while it is in cache;
-//             outputs are normalised and written
-//   kv-outer  one block, the tiles of the queries that chose it; one softmax step, nothing is rescaled; raw partials
+//   q-outer, tiles   several tiles side by side visit the union of their tokens' blocks, each block once while it is in
+//                    cache; rows that did not pick a block are masked; outputs are normalised and written
+//   q-outer, gather  the outputs of some hundred rows stay in the L2; for each block of the union the rows that picked
+//                    it are gathered into full tiles and merged back: no masked lanes, no partials
+//   kv-outer         one block, the tiles of the queries that chose it; one softmax step, nothing is rescaled; raw
+//                    partials
 #include "attend/cpu/attend_ops.h"
 #include "cpu/softmax_tile.h"
 
@@ -25,11 +28,12 @@ struct Tile {
   float* o_t;  // [head_dim][padded rows]
   float* m;    // [padded rows], log2 units
   float* l;    // [padded rows]
+  float* factor;  // [padded rows], of Visit::kDetach
   int64_t first_row;
   int num_rows;
 };
 
-int64_t tile_floats(int64_t head_dim) { return (2 * head_dim + 2) * kRowsPerTile; }
+int64_t tile_floats(int64_t head_dim) { return (2 * head_dim + 3) * kRowsPerTile; }
 
 Tile tile_in(float* scratch, int64_t head_dim, int64_t first_row, int64_t num_rows) {
   Tile tile;
@@ -37,16 +41,25 @@ Tile tile_in(float* scratch, int64_t head_dim, int64_t first_row, int64_t num_ro
   tile.o_t = tile.q_t + head_dim * kRowsPerTile;
   tile.m = tile.o_t + head_dim * kRowsPerTile;
   tile.l = tile.m + kRowsPerTile;
+  tile.factor = tile.l + kRowsPerTile;
   tile.first_row = first_row;
   tile.num_rows = static_cast<int>(num_rows);
   return tile;
 }
 
+// A key block with what a tile needs of it, and the keys of the block that comes after it.
+struct Block {
+  KeyBlock keys, values, next_keys;
+  const int32_t* limits;  // [padded rows] keys that a row sees; nullptr = all
+};
+
 // o_t [head_dim][N * kLanes] = o_t * factor + p^T v over the block's keys; factor nullptr = o_t holds nothing yet.
 template <int N>
-void add_values(const float* p, const KeyBlock& values, int64_t head_dim, const Vec::Reg* factor, float* o_t) {
+void add_values(const float* p, const KeyBlock& values, const KeyBlock& ahead, int64_t head_dim,
+                const Vec::Reg* factor, float* o_t) {
   constexpr int M = Vec::kTileSteps;  // divides head_dim, which is a multiple of 8
   for (int64_t d = 0; d < head_dim; d += M) {
+    prefetch_rows(ahead, ahead.count * d / head_dim, ahead.count * (d + M) / head_dim, head_dim);
     Vec::Reg acc[M][N];
 #pragma GCC unroll 8
     for (int i = 0; i < M; ++i) {
@@ -66,37 +79,55 @@ void add_values(const float* p, const KeyBlock& values, int64_t head_dim, const 
   }
 }
 
-// One step of the online softmax. The first visit of a tile starts its state.
+// What a visit does with the state that earlier blocks have left.
+enum class Visit {
+  kFirst,   // there is none: m, l and o_t are started
+  kNext,    // m, l and o_t are carried on
+  kDetach,  // m and l are carried on, o_t holds this block alone, and factor [padded rows] says how much of the earlier
+            // output remains
+};
+
+// One step of the online softmax.
 template <int N>
-void visit(const Tile& tile, const KeyBlock& keys, const KeyBlock& values, int64_t head_dim, const int32_t* limits,
-           bool first, float* p) {
+void visit(const Tile& tile, const Block& block, int64_t head_dim, Visit kind, float* p) {
   Vec::Reg m[N], l[N], factor[N];
-  if (first) {
+  if (kind == Visit::kFirst) {
     for (int n = 0; n < N; ++n) m[n] = Vec::set1(kMinusInf);
     for (int n = 0; n < N; ++n) l[n] = Vec::zero();
-    score_block<N>(tile.q_t, head_dim, keys, limits, p, m);
+    score_block<N>(tile.q_t, head_dim, block.keys, block.limits, block.values, p, m);
   } else {
     Vec::Reg old_m[N];
     for (int n = 0; n < N; ++n) m[n] = old_m[n] = Vec::load(tile.m + n * Vec::kLanes);
-    score_block<N>(tile.q_t, head_dim, keys, limits, p, m);
+    score_block<N>(tile.q_t, head_dim, block.keys, block.limits, block.values, p, m);
     for (int n = 0; n < N; ++n) {
       factor[n] = Vec::exp2(Vec::sub(old_m[n], Vec::zero_where_minus_inf(m[n])));
       l[n] = Vec::mul(Vec::load(tile.l + n * Vec::kLanes), factor[n]);
+      if (kind == Visit::kDetach) Vec::store(tile.factor + n * Vec::kLanes, factor[n]);
     }
   }
-  exponentiate<N>(p, keys.count, m, l);
-  add_values<N>(p, values, head_dim, first ? nullptr : factor, tile.o_t);
+  exponentiate<N>(p, block.keys.count, m, l);
+  add_values<N>(p, block.values, block.next_keys, head_dim, kind == Visit::kNext ? factor : nullptr, tile.o_t);
   for (int n = 0; n < N; ++n) Vec::store(tile.m + n * Vec::kLanes, m[n]);
   for (int n = 0; n < N; ++n) Vec::store(tile.l + n * Vec::kLanes, l[n]);
 }
 
-void visit_rows(const Tile& tile, const KeyBlock& keys, const KeyBlock& values, int64_t head_dim,
-                const int32_t* limits, bool first, float* p) {
+void visit_rows(const Tile& tile, const Block& block, int64_t head_dim, Visit kind, float* p) {
   switch (vectors_for(tile.num_rows)) {
-    case 1: return visit<1>(tile, keys, values, head_dim, limits, first, p);
-    case 2: return visit<2>(tile, keys, values, head_dim, limits, first, p);
-    default: return visit<3>(tile, keys, values, head_dim, limits, first, p);
+    case 1: return visit<1>(tile, block, head_dim, kind, p);
+    case 2: return visit<2>(tile, block, head_dim, kind, p);
+    default: return visit<3>(tile, block, head_dim, kind, p);
   }
+}
+
+// `num_keys` keys and values of the block that begins at first_key, before the one that begins at next_key.
+Block block_at(const HeadTensors& t, int64_t first_key, int64_t num_keys, const int32_t* limits, int64_t next_key,
+               int64_t num_next_keys) {
+  Block block;
+  block.keys = {t.k + first_key * t.k_stride, t.k_stride, num_keys};
+  block.values = {t.v + first_key * t.v_stride, t.v_stride, num_keys};
+  block.next_keys = {t.k + next_key * t.k_stride, t.k_stride, num_next_keys};
+  block.limits = limits;
+  return block;
 }
 
 void load_tile(const Tile& tile, const float* const* rows, int64_t head_dim, float scale) {
@@ -121,6 +152,20 @@ void store_rows(const Tile& tile, int64_t head_dim, float* const* rows) {
   }
 }
 
+// rows[r][d] = rows[r][d] * factor[r] + o_t[d][r] for the tile's rows.
+void merge_rows(const Tile& tile, int64_t head_dim, float* const* rows) {
+  const int num_vectors = vectors_for(tile.num_rows);
+  const int64_t step = int64_t{num_vectors} * Vec::kLanes;
+  for (int n = 0; n < num_vectors; ++n) {
+    const int first = n * Vec::kLanes;
+    const int count = static_cast<int>(smaller(tile.num_rows - first, Vec::kLanes));
+    for (int64_t d = 0; d < head_dim; d += Vec::kLanes) {
+      const int columns = static_cast<int>(smaller(head_dim - d, Vec::kLanes));
+      Vec::transpose_add(tile.o_t + d * step + first, step, rows + first, count, d, columns, tile.factor + first);
+    }
+  }
+}
+
 // Divides o_t by l; a row with l = 0 becomes 0.
 void normalise(const Tile& tile, int64_t head_dim) {
   const int num_vectors = vectors_for(tile.num_rows);
@@ -138,13 +183,88 @@ void normalise(const Tile& tile, int64_t head_dim) {
   }
 }
 
-// The keys of the block from `first_key` on that each row of the tile sees. Returns the most that any row sees;
+// The tiles, p of one block, then m and l of rows whose state lies outside a tile.
+int64_t scratch_floats(int64_t num_tiles, int64_t num_state_rows, int64_t head_dim, int64_t kv_block_size) {
+  return num_tiles * tile_floats(head_dim) + kv_block_size * kRowsPerTile + 2 * num_state_rows;
+}
+
+const float* query_row(const QOuterItem& item, int64_t row) {
+  const HeadTensors& t = item.tensors;
+  return t.q + (item.q_begin + row / t.group_size) * t.q_token_stride + row % t.group_size * t.q_head_stride;
+}
+
+float* output_row(const QOuterItem& item, int64_t row) {
+  const int64_t group = item.tensors.group_size;
+  return item.o + (item.q_begin + row / group) * item.o_token_stride + row % group * item.o_head_stride;
+}
+
+void write_lse(const QOuterItem& item, int64_t row, float m, float l) {
+  const int64_t group = item.tensors.group_size;
+  item.lse[(item.q_begin + row / group) * item.lse_token_stride + row % group * item.lse_head_stride] =
+      l == 0.0f ? kMinusInf : kLn2 * (m + __builtin_log2f(l));
+}
+
+// The union of the tokens' blocks, ascending, and who of them picked the present one.
+class BlockWalk {
+ public:
+  explicit BlockWalk(const QOuterItem& item) : item_(item) {
+    for (int64_t i = 0; i < item.num_tokens; ++i) {
+      cursor_[i] = item.row_ptr != nullptr ? item.row_ptr[i] : 0;
+      most_visible_ = item.visible[i] > most_visible_ ? item.visible[i] : most_visible_;
+      next_block_ = smaller(next_block_, wanted(i));
+    }
+  }
+
+  // Moves to the next block; false when all tokens are through.
+  bool next() {
+    block_ = next_block_;
+    next_block_ = INT64_MAX;
+    if (block_ == INT64_MAX) return false;
+    const int64_t first_key = block_ * item_.tensors.kv_block_size;
+    for (int64_t i = 0; i < item_.num_tokens; ++i) {
+      const bool picked = wanted(i) == block_;
+      limits_[i] = picked ? clamp(item_.visible[i] - first_key, 0, item_.tensors.kv_block_size) : 0;
+      cursor_[i] += picked;
+      next_block_ = smaller(next_block_, wanted(i));
+    }
+    return true;
+  }
+
+  int64_t block() const { return block_; }
+  // Keys of the block that the token sees; 0 when it did not pick the block.
+  int64_t limit(int64_t token) const { return limits_[token]; }
+  // The block after this one, as far as any token sees it; no keys when there is none.
+  int64_t next_first_key() const {
+    return next_block_ == INT64_MAX ? 0 : next_block_ * item_.tensors.kv_block_size;
+  }
+  int64_t next_num_keys() const {
+    return next_block_ == INT64_MAX
+               ? 0
+               : smaller(most_visible_ - next_first_key(), item_.tensors.kv_block_size);
+  }
+
+ private:
+  int64_t wanted(int64_t token) const {
+    if (item_.row_ptr == nullptr) {
+      return cursor_[token] * item_.tensors.kv_block_size < item_.visible[token] ? cursor_[token] : INT64_MAX;
+    }
+    return cursor_[token] < item_.row_ptr[token + 1] ? item_.kv_block[cursor_[token]] : INT64_MAX;
+  }
+
+  const QOuterItem& item_;
+  int64_t block_ = -1, next_block_ = INT64_MAX;
+  int64_t most_visible_ = 0;
+  int64_t cursor_[kMaxTokensPerItem];
+  int64_t limits_[kMaxTokensPerItem];
+};
+
+// The keys of the present block that each row of the tile sees. Returns the most that any row sees;
 // *ragged says whether some row sees fewer.
-int64_t row_limits(const Tile& tile, const int64_t* token_limits, int64_t group_size, int32_t* limits, bool* ragged) {
+int64_t row_limits(const Tile& tile, const BlockWalk& walk, int64_t group_size, int32_t* limits, bool* ragged) {
   int64_t most = 0, least = INT64_MAX;
   int64_t token = tile.first_row / group_size, head = tile.first_row % group_size;
   for (int r = 0; r < tile.num_rows; ++r) {
-    const int64_t limit = token_limits[token];
+    const int64_t limit = walk.limit(token);
     limits[r] = static_cast<int32_t>(limit);
     most = limit > most ? limit : most;
     least = limit < least ? limit : least;
@@ -158,12 +278,7 @@ int64_t row_limits(const Tile& tile, const int64_t* token_limits, int64_t group_
   return most;
 }
 
-// The tiles, then p of one block.
-int64_t scratch_floats(int64_t num_tiles, int64_t head_dim, int64_t kv_block_size) {
-  return num_tiles * tile_floats(head_dim) + kv_block_size * kRowsPerTile;
-}
-
-void q_outer(const QOuterItem& item, float* scratch) {
+void q_outer_tiles(const QOuterItem& item, float* scratch) {
   const HeadTensors& t = item.tensors;
   const int64_t num_rows = item.num_tokens * t.group_size;
   const int64_t num_tiles = (num_rows + item.rows_per_tile - 1) / item.rows_per_tile;
@@ -177,42 +292,21 @@ void q_outer(const QOuterItem& item, float* scratch) {
                        smaller(item.rows_per_tile, num_rows - first));
     started[i] = false;
     const float* rows[kRowsPerTile];
-    for (int r = 0; r < tiles[i].num_rows; ++r) {
-      const int64_t token = item.q_begin + (first + r) / t.group_size, head = (first + r) % t.group_size;
-      rows[r] = t.q + token * t.q_token_stride + head * t.q_head_stride;
-    }
+    for (int r = 0; r < tiles[i].num_rows; ++r) rows[r] = query_row(item, first + r);
     load_tile(tiles[i], rows, t.head_dim, t.scale_log2);
   }
 
-  int64_t cursor[kMaxTokensPerItem], token_limits[kMaxTokensPerItem];
-  for (int64_t i = 0; i < item.num_tokens; ++i) cursor[i] = item.row_ptr != nullptr ? item.row_ptr[i] : 0;
-  while (true) {
-    // The smallest block that some token still has to visit.
-    int64_t block = INT64_MAX;
-    for (int64_t i = 0; i < item.num_tokens; ++i) {
-      if (item.row_ptr == nullptr) {
-        if (cursor[i] * t.kv_block_size < item.visible[i]) block = smaller(block, cursor[i]);
-      } else if (cursor[i] < item.row_ptr[i + 1]) {
-        block = smaller(block, item.kv_block[cursor[i]]);
-      }
-    }
-    if (block == INT64_MAX) break;
-    const int64_t first_key = block * t.kv_block_size;
-    for (int64_t i = 0; i < item.num_tokens; ++i) {
-      const bool picked = item.row_ptr == nullptr
-                              ? cursor[i] == block
-                              : cursor[i] < item.row_ptr[i + 1] && item.kv_block[cursor[i]] == block;
-      token_limits[i] = picked ? clamp(item.visible[i] - first_key, 0, t.kv_block_size) : 0;
-      cursor[i] += picked;
-    }
+  BlockWalk walk(item);
+  while (walk.next()) {
+    const int64_t first_key = walk.block() * t.kv_block_size;
     for (int64_t i = 0; i < num_tiles; ++i) {
       int32_t limits[kRowsPerTile];
       bool ragged;
-      const int64_t num_keys = row_limits(tiles[i], token_limits, t.group_size, limits, &ragged);
+      const int64_t num_keys = row_limits(tiles[i], walk, t.group_size, limits, &ragged);
       if (num_keys == 0) continue;
-      const KeyBlock keys{t.k + first_key * t.k_stride, t.k_stride, num_keys};
-      const KeyBlock values{t.v + first_key * t.v_stride, t.v_stride, num_keys};
-      visit_rows(tiles[i], keys, values, t.head_dim, ragged ? limits : nullptr, !started[i], p);
+      const Block block = block_at(t, first_key, num_keys, ragged ? limits : nullptr, walk.next_first_key(),
+                                   walk.next_num_keys());
+      visit_rows(tiles[i], block, t.head_dim, started[i] ? Visit::kNext : Visit::kFirst, p);
       started[i] = true;
     }
   }
@@ -226,13 +320,79 @@ void q_outer(const QOuterItem& item, float* scratch) {
     normalise(tile, t.head_dim);
     float* rows[kRowsPerTile];
     for (int r = 0; r < tile.num_rows; ++r) {
-      const int64_t token = item.q_begin + (tile.first_row + r) / t.group_size;
-      const int64_t head = (tile.first_row + r) % t.group_size;
-      rows[r] = item.o + token * item.o_token_stride + head * item.o_head_stride;
-      item.lse[token * item.lse_token_stride + head * item.lse_head_stride] =
-          tile.l[r] == 0.0f ? kMinusInf : kLn2 * (tile.m[r] + __builtin_log2f(tile.l[r]));
+      rows[r] = output_row(item, tile.first_row + r);
+      write_lse(item, tile.first_row + r, tile.m[r], tile.l[r]);
     }
     store_rows(tile, t.head_dim, rows);
+  }
+}
+
+void q_outer_gather(const QOuterItem& item, float* scratch) {
+  const HeadTensors& t = item.tensors;
+  const int64_t num_rows = item.num_tokens * t.group_size;
+  float* p = scratch + tile_floats(t.head_dim);
+  float* m = p + t.kv_block_size * kRowsPerTile;  // [num_rows], the state of all rows; their outputs stand in o
+  float* l = m + num_rows;
+  for (int64_t r = 0; r < num_rows; ++r) {
+    m[r] = kMinusInf;
+    l[r] = 0.0f;
+    float* row = output_row(item, r);
+    for (int64_t d = 0; d < t.head_dim; ++d) row[d] = 0.0f;
+  }
+
+  BlockWalk walk(item);
+  while (walk.next()) {
+    const int64_t first_key = walk.block() * t.kv_block_size;
+    int64_t token = 0, head = 0;
+    while (true) {
+      // The next rows that picked the block, in order.
+      const float* in[kRowsPerTile];
+      float* out[kRowsPerTile];
+      int64_t state[kRowsPerTile];
+      int32_t limits[kRowsPerTile] = {};
+      int64_t most = 0;
+      int count = 0;
+      bool ragged = false;
+      while (count < kRowsPerTile && token < item.num_tokens) {
+        const int64_t limit = walk.limit(token);
+        if (limit > 0) {
+          const int64_t r = token * t.group_size + head;
+          in[count] = query_row(item, r);
+          out[count] = output_row(item, r);
+          state[count] = r;
+          limits[count] = static_cast<int32_t>(limit);
+          ragged = ragged || limit != limits[0];
+          most = limit > most ? limit : most;
+          ++count;
+        }
+        if (limit == 0 || ++head == t.group_size) {
+          head = 0;
+          ++token;
+        }
+      }
+      if (count == 0) break;
+      const Tile tile = tile_in(scratch, t.head_dim, 0, count);
+      for (int i = 0; i < kRowsPerTile; ++i) {
+        tile.m[i] = i < count ? m[state[i]] : kMinusInf;
+        tile.l[i] = i < count ? l[state[i]] : 0.0f;
+      }
+      load_tile(tile, in, t.head_dim, t.scale_log2);
+      const Block block = block_at(t, first_key, most, ragged ? limits : nullptr, walk.next_first_key(),
+                                   walk.next_num_keys());
+      visit_rows(tile, block, t.head_dim, Visit::kDetach, p);
+      merge_rows(tile, t.head_dim, out);
+      for (int i = 0; i < count; ++i) {
+        m[state[i]] = tile.m[i];
+        l[state[i]] = tile.l[i];
+      }
+    }
+  }
+
+  for (int64_t r = 0; r < num_rows; ++r) {
+    float* row = output_row(item, r);
+    const float inverse = l[r] == 0.0f ? 0.0f : 1.0f / l[r];
+    for (int64_t d = 0; d < t.head_dim; ++d) row[d] *= inverse;
+    write_lse(item, r, m[r], l[r]);
   }
 }
 
@@ -257,9 +417,9 @@ void kv_outer(const KvOuterItem& item, float* scratch) {
       num_keys = limit > num_keys ? limit : num_keys;
     }
     load_tile(tile, in, t.head_dim, t.scale_log2);
-    const KeyBlock keys{t.k + item.first_key * t.k_stride, t.k_stride, num_keys};
-    const KeyBlock values{t.v + item.first_key * t.v_stride, t.v_stride, num_keys};
-    visit_rows(tile, keys, values, t.head_dim, ragged ? limits : nullptr, true, p);
+    const Block block = block_at(t, item.first_key, num_keys, ragged ? limits : nullptr, item.next_first_key,
+                                 item.next_num_keys);
+    visit_rows(tile, block, t.head_dim, Visit::kFirst, p);
     store_rows(tile, t.head_dim, out);
     for (int r = 0; r < tile.num_rows; ++r) {
       item.m[first + r] = tile.m[r];
@@ -271,6 +431,6 @@ void kv_outer(const KvOuterItem& item, float* scratch) {
 }  // namespace
 
 extern const AttendOps kAttendOps;
-const AttendOps kAttendOps = {kRowsPerTile, Vec::kLanes, scratch_floats, q_outer, kv_outer};
+const AttendOps kAttendOps = {kRowsPerTile, Vec::kLanes, scratch_floats, q_outer_tiles, q_outer_gather, kv_outer};
 
 }  // namespace tilesieve::TILESIEVE_ISA

@@ -10,7 +10,7 @@ namespace tilesieve {
 
 // Bounds of a q-outer item: the bookkeeping of its tiles and tokens lies on the stack.
 inline constexpr int64_t kMaxTilesPerItem = 64;
-inline constexpr int64_t kMaxTokensPerItem = 256;
+inline constexpr int64_t kMaxTokensPerItem = 1024;
 
 // The tensors of a call under one KV head, and the sizes all items share.
 struct HeadTensors {
@@ -26,7 +26,7 @@ struct HeadTensors {
 struct QOuterItem {
   HeadTensors tensors;
   int64_t q_begin, num_tokens;
-  int64_t rows_per_tile;       // at most tile_rows
+  int64_t rows_per_tile;       // at most tile_rows; q_outer_gather fills its tiles and does not read it
   const int64_t* visible;      // [num_tokens] keys that a token sees
   const int64_t* row_ptr;      // [num_tokens + 1] into kv_block; nullptr = every visible block
   const int32_t* kv_block;     // ascending ids of each token
@@ -41,6 +41,8 @@ struct KvOuterItem {
   HeadTensors tensors;
   int64_t first_key;        // of the block, inside the sequence
   int64_t num_keys;         // of the block, cut at the sequence's end
+  int64_t next_first_key;   // of the block that follows in the work item; next_num_keys = 0 when none does
+  int64_t next_num_keys;
   const int32_t* q_index;   // [num_entries]
   int64_t num_entries;
   const int64_t* visible;   // [total_q] keys that a token sees
@@ -52,9 +54,11 @@ struct KvOuterItem {
 struct AttendOps {
   int tile_rows;
   int tile_row_step;
-  // Floats of scratch, 64-byte aligned, that one thread needs for items of num_tiles tiles (kv-outer: 1).
-  int64_t (*scratch_floats)(int64_t num_tiles, int64_t head_dim, int64_t kv_block_size);
-  void (*q_outer)(const QOuterItem& item, float* scratch);
+  // Floats of scratch, 64-byte aligned, that one thread needs for items of num_tiles tiles (q_outer_gather, kv_outer: 1)
+  // and num_state_rows rows (q_outer_gather alone).
+  int64_t (*scratch_floats)(int64_t num_tiles, int64_t num_state_rows, int64_t head_dim, int64_t kv_block_size);
+  void (*q_outer_tiles)(const QOuterItem& item, float* scratch);
+  void (*q_outer_gather)(const QOuterItem& item, float* scratch);
   void (*kv_outer)(const KvOuterItem& item, float* scratch);
 };
 
