@@ -4,6 +4,7 @@
 #include "tilesieve/tilesieve.h"
 
 #include "base/fail.h"
+#include "base/aligned.h"
 #include "base/parallel.h"
 
 namespace tilesieve {
@@ -17,6 +18,7 @@ PlanOptions plan_options(const Problem& problem, const AttentionOptions& options
   plan.tile_rows = kernel.tile_rows;
   plan.tile_row_step = kernel.tile_row_step;
   plan.workspace_limit = options.workspace_limit;
+  plan.num_threads = options.execution.num_threads;
   return plan;
 }
 

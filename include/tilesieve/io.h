@@ -14,8 +14,8 @@ namespace [[gnu::visibility("default")]] tilesieve {
 
 // Named tensors of one file. The views point into the mapped file, which lives as long as any copy of the TensorFile:
 // read-only memory, so writing through them is a fault of memory access, as is reading after another process has cut
-// the file short. A tensor whose bytes do not lie at a multiple of its element size is an aligned copy instead. Bytes of
-// a boolean tensor may hold any value.
+// the file short. A tensor whose bytes do not lie at a multiple of its element size is an aligned copy instead. Bytes
+// of a boolean tensor may hold any value.
 class TensorFile {
  public:
   std::vector<std::pair<std::string, TensorView>> tensors;  // in the order of their data
@@ -29,10 +29,11 @@ class TensorFile {
   std::shared_ptr<const void> mapping;  // what the views point into
 };
 
-// Reads by content, not by file name: a .npy file gives one tensor named after the file without its ending. Throws Error
-// naming the file and the fault for anything that is not exactly as the format says; never reads outside the file.
-// safetensors: BOOL, U8 to U64, I8 to I64, F8_E4M3, F8_E5M2, F16, BF16, F32, F64, at most 8 dimensions. .npy: versions
-// 1.0, 2.0 and 3.0, little-endian, of b1, u1 to u8, i1 to i8, f2, f4, f8; Fortran order is read through strides.
+// Reads by content, not by file name: a .npy file gives one tensor named after the file without its ending. Throws
+// Error naming the file and the fault for anything that is not exactly as the format says; never reads outside the
+// file. safetensors: BOOL, U8 to U64, I8 to I64, F8_E4M3, F8_E5M2, F16, BF16, F32, F64, at most 8 dimensions. .npy:
+// versions 1.0, 2.0 and 3.0, little-endian, of b1, u1 to u8, i1 to i8, f2, f4, f8; Fortran order is read through
+// strides.
 TensorFile read_tensors(const std::string& path);
 
 // Written through a temporary file beside it and renamed, so that a failed write leaves the old file whole, and so that

@@ -26,6 +26,7 @@ struct PlanOptions {
   int64_t tile_rows = 48;                         // query rows (token, head) of one tile of the kernel
   int64_t tile_row_step = 16;                     // rows are padded to a multiple of this
   int64_t workspace_limit = int64_t{288} << 20;   // bytes; bounds the partials of one pass
+  int num_threads = 0;                            // that plan, and that will attend; 0 = OpenMP's default
 };
 
 // The block index made clean: of every row the distinct, in-range, visible ids, ascending. CSR.
@@ -58,18 +59,30 @@ struct Pass {
   int64_t num_items() const { return static_cast<int64_t>(item_ptr.size()) - 1; }
 };
 
+// Bounds of a q-outer run: the bookkeeping of its tiles and tokens lies on the kernel's stack.
+inline constexpr int64_t kMaxQRunTiles = 64;
+inline constexpr int64_t kMaxQRunTokens = 1024;
+
+// q-outer work under one KV head: consecutive query tokens of one sequence.
+struct QRun {
+  int64_t kv_head;
+  int64_t q_begin, q_end;
+};
+
 struct Plan {
   LoopOrder loop_order = LoopOrder::q_outer;  // never automatic
   bool dense = false;                         // every visible block is picked; `selection` is then empty
   std::string explain;                        // why this order, with the numbers it rests on
   Selection selection;
-  int64_t q_rows_per_tile = 0;    // q-outer: rows (token, head) that walk the union of their blocks together
+  int64_t q_rows_per_tile = 0;    // q-outer: rows (token, head) that walk the union of their blocks together, those that
+                                  // did not pick a block masked; 0 = gather the rows that picked it, block by block
+  std::vector<QRun> q_runs;       // q-outer: every (KV head, query) once, in the order in which they are handed out
   std::vector<Pass> passes;       // kv-outer
   int64_t workspace_bytes = 0;    // of the largest pass; 0 for q-outer
 };
 
 // Cleans a block index. Costs O(picks).
-Selection select_blocks(const Problem& problem, const BlockIndex& block_index);
+Selection select_blocks(const Problem& problem, const BlockIndex& block_index, int num_threads = 0);
 
 // Plans sparse attention over `block_index`. Throws Error when a single query's partials exceed the workspace limit.
 Plan make_plan(const Problem& problem, const BlockIndex& block_index, const PlanOptions& options = {});

@@ -7,6 +7,7 @@
 
 #include "attend/cpu/attend_ops.h"
 #include "base/fail.h"
+#include "base/aligned.h"
 #include "base/parallel.h"
 #include "tensor/checks.h"
 
@@ -15,16 +16,6 @@ namespace tilesieve {
 namespace {
 
 constexpr double kLog2E = 1.44269504088896340736;
-
-// Tiles that visit a key block together in q-outer: a block of 128 KiB (K and V, 128 x 128 f32) is then fetched once for
-// 4 tiles, while 4 tiles' state (200 KiB at head_dim 128) and the block stay in a 1 MiB L2.
-constexpr int64_t kTilesPerItem = 4;
-
-// Outputs of a gathered item. A larger item meets each key block with more rows, a smaller one keeps its outputs nearer:
-// on two cores with 2 MiB of L2, 32,768 keys, 1/2, 1, 2, 4, 8 MiB gave 108, 124, 127, 132, 126 GFLOP/s a core, 131,072
-// keys 75, 88, 102, 99, 99, and 8,192 keys of head_dim 64 121, 119, 119, 113, 110.
-constexpr int64_t kGatheredOutputBytes = int64_t{2} << 20;
-constexpr int64_t kItemsPerThread = 4;
 
 HeadTensors head_tensors(const Problem& problem, const AttentionInputs& inputs, int64_t kv_head, int64_t first_key) {
   HeadTensors t;
@@ -63,38 +54,6 @@ class Scratch {
   std::vector<AlignedArray<float>> memory_;
 };
 
-// Tokens of an item whose tiles walk side by side.
-int64_t tiled_tokens(const Problem& problem, int64_t tile_rows, int64_t rows_per_tile) {
-  const int64_t most = std::min(kMaxTokensPerItem, kMaxTilesPerItem * rows_per_tile / problem.group_size());
-  return std::clamp<int64_t>(kTilesPerItem * tile_rows / problem.group_size(), 1, std::max<int64_t>(1, most));
-}
-
-// Tokens of an item whose rows are gathered: as many as keep their outputs in the L2, but enough items for all threads.
-// The cut changes no bit of the result.
-int64_t gathered_tokens(const Problem& problem, int num_threads) {
-  const int64_t cached = kGatheredOutputBytes / (problem.group_size() * problem.head_dim * int64_t{sizeof(float)});
-  const int64_t balanced = problem.total_q() * problem.num_kv_heads / (num_threads * kItemsPerThread) + 1;
-  return std::clamp<int64_t>(std::min(cached, balanced), 1, kMaxTokensPerItem);
-}
-
-// A run of query tokens of one sequence.
-struct TokenRun {
-  int64_t q_begin, q_end;
-};
-
-// Last tokens first: with a causal mask they see the most keys, and long items belong at the start.
-std::vector<TokenRun> token_runs(const SequenceTable& table, int64_t tokens_per_item) {
-  std::vector<TokenRun> runs;
-  for (size_t s = table.cu_seqlens_q.size() - 1; s-- > 0;) {
-    for (int64_t end = table.cu_seqlens_q[s + 1]; end > table.cu_seqlens_q[s];) {
-      const int64_t begin = std::max(table.cu_seqlens_q[s], end - tokens_per_item);
-      runs.push_back({begin, end});
-      end = begin;
-    }
-  }
-  return runs;
-}
-
 }  // namespace
 
 void check_inputs(const Problem& problem, const AttentionInputs& inputs, const AttentionOutputs& outputs) {
@@ -126,19 +85,20 @@ void attend_q_outer(const Problem& problem, const AttentionInputs& inputs, const
   const int64_t total_q = problem.total_q(), group = problem.group_size();
 
   const bool gather = plan.q_rows_per_tile == 0;
-  const int num_threads = resolve_num_threads(execution.num_threads);
   const int64_t rows_per_tile = gather ? kernel.tile_rows : std::min(plan.q_rows_per_tile, kernel.tile_rows);
-  const int64_t tokens_per_item = gather ? gathered_tokens(problem, num_threads)
-                                         : tiled_tokens(problem, kernel.tile_rows, rows_per_tile);
-  const int64_t tiles_per_item = gather ? 1 : (tokens_per_item * group + rows_per_tile - 1) / rows_per_tile;
+  int64_t max_tokens = 0;
+  for (const QRun& run : plan.q_runs) max_tokens = std::max(max_tokens, run.q_end - run.q_begin);
+  const int64_t max_tiles = gather ? 1 : (max_tokens * group + rows_per_tile - 1) / rows_per_tile;
+  if (max_tokens > kMaxQRunTokens || max_tiles > kMaxQRunTiles) {
+    fail("plan.q_runs: a run of {} tokens in {} tiles, at most {} and {} are supported", max_tokens, max_tiles,
+         kMaxQRunTokens, kMaxQRunTiles);
+  }
 
-  const std::vector<TokenRun> runs = token_runs(table, tokens_per_item);
-  const int64_t num_runs = static_cast<int64_t>(runs.size());
-  Scratch scratch(num_threads, ops.scratch_floats(tiles_per_item, tokens_per_item * group, problem.head_dim,
-                                                  problem.kv_block_size));
-  parallel_for(execution.num_threads, num_runs * problem.num_kv_heads, [&](int thread, int64_t index) {
-    const int64_t kv_head = index / num_runs;
-    const TokenRun& run = runs[static_cast<size_t>(index % num_runs)];
+  Scratch scratch(resolve_num_threads(execution.num_threads),
+                  ops.scratch_floats(max_tiles, max_tokens * group, problem.head_dim, problem.kv_block_size));
+  parallel_for(execution.num_threads, static_cast<int64_t>(plan.q_runs.size()), [&](int thread, int64_t index) {
+    const QRun& run = plan.q_runs[static_cast<size_t>(index)];
+    const int64_t kv_head = run.kv_head;
     const size_t sequence = static_cast<size_t>(table.sequence_of_q[static_cast<size_t>(run.q_begin)]);
     QOuterItem item;
     item.tensors = head_tensors(problem, inputs, kv_head, table.cu_seqlens_kv[sequence]);

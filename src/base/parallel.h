@@ -3,11 +3,8 @@
 // write to places that depend on the index alone.
 #pragma once
 
-#include <cstddef>
 #include <cstdint>
 #include <functional>
-#include <memory>
-#include <new>
 
 namespace tilesieve {
 
@@ -17,16 +14,5 @@ int resolve_num_threads(int num_threads);
 // Runs body(thread, index) for every index in [0, count), thread in [0, resolve_num_threads(num_threads)). The first
 // exception of a body is rethrown after all threads have stopped.
 void parallel_for(int num_threads, int64_t count, const std::function<void(int thread, int64_t index)>& body);
-
-// 64-byte aligned memory, not initialised. Throws std::bad_alloc.
-struct AlignedDelete {
-  void operator()(void* pointer) const { ::operator delete(pointer, std::align_val_t{64}); }
-};
-template <class T>
-using AlignedArray = std::unique_ptr<T[], AlignedDelete>;
-template <class T>
-AlignedArray<T> make_aligned(int64_t count) {
-  return AlignedArray<T>(static_cast<T*>(::operator new(static_cast<size_t>(count) * sizeof(T), std::align_val_t{64})));
-}
 
 }  // namespace tilesieve

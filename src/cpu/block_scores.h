@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "base/parallel.h"
+#include "base/aligned.h"
 #include "cpu/block_stats.h"
 
 namespace tilesieve {

@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "base/fail.h"
+#include "base/parallel.h"
 
 namespace tilesieve {
 
@@ -49,39 +50,52 @@ std::vector<Range> cut_into_ranges(const Problem& problem, const Selection& sele
   return ranges;
 }
 
-// Counting sort of the range's entries by (head, block). Queries are visited in order, so they ascend within a row.
-void invert(const Problem& problem, const SequenceTable& table, const Selection& selection, Pass& pass) {
-  const int64_t total_q = problem.total_q(), num_rows_per_head = table.cu_kv_blocks.back();
-  const int64_t num_heads = pass.head_end - pass.head_begin;
-  pass.row_ptr.assign(static_cast<size_t>(num_heads * num_rows_per_head + 1), 0);
-  pass.place_ptr.assign(static_cast<size_t>(num_heads + 1), 0);
-  const auto for_each_entry = [&](int64_t head, const auto& visit) {
-    const int64_t* row_ptr = selection.row_ptr.data() + (pass.head_begin + head) * total_q;
+// The inverted index of one KV head of the pass, by counting sort. Queries are visited in order, so they ascend within a
+// row. `first_entry` is where the head's entries begin.
+void invert_head(const Problem& problem, const SequenceTable& table, const Selection& selection, int64_t head,
+                 int64_t first_entry, Pass& pass) {
+  const int64_t num_rows = table.cu_kv_blocks.back();
+  const int64_t* row_ptr = selection.row_ptr.data() + (pass.head_begin + head) * problem.total_q();
+  const auto for_each_entry = [&](const auto& visit) {
     for (int64_t q = pass.q_begin; q < pass.q_end; ++q) {
-      const int64_t first_row =
-          head * num_rows_per_head +
-          table.cu_kv_blocks[static_cast<size_t>(table.sequence_of_q[static_cast<size_t>(q)])];
+      const int64_t first_row = table.cu_kv_blocks[static_cast<size_t>(table.sequence_of_q[static_cast<size_t>(q)])];
       for (int64_t e = row_ptr[q]; e < row_ptr[q + 1]; ++e) {
-        visit(q, e - row_ptr[pass.q_begin], static_cast<size_t>(first_row + selection.kv_block[static_cast<size_t>(e)]));
+        visit(q, e, static_cast<size_t>(first_row + selection.kv_block[static_cast<size_t>(e)]));
       }
     }
-    return row_ptr[pass.q_end] - row_ptr[pass.q_begin];
   };
-  for (int64_t head = 0; head < num_heads; ++head) {
-    const int64_t count = for_each_entry(head, [&](int64_t, int64_t, size_t row) { ++pass.row_ptr[row + 1]; });
-    pass.place_ptr[static_cast<size_t>(head) + 1] = pass.place_ptr[static_cast<size_t>(head)] + count;
+  std::vector<int64_t> next(static_cast<size_t>(num_rows));
+  for_each_entry([&](int64_t, int64_t, size_t row) { ++next[row]; });
+  int64_t* pass_row_ptr = pass.row_ptr.data() + head * num_rows;
+  int64_t entry = first_entry;
+  for (size_t row = 0; row < static_cast<size_t>(num_rows); ++row) {
+    const int64_t count = next[row];
+    pass_row_ptr[row] = next[row] = entry;
+    entry += count;
   }
-  for (size_t row = 1; row < pass.row_ptr.size(); ++row) pass.row_ptr[row] += pass.row_ptr[row - 1];
-  std::vector<int64_t> next(pass.row_ptr.begin(), pass.row_ptr.end() - 1);
-  pass.q_index.resize(static_cast<size_t>(pass.row_ptr.back()));
-  pass.place.resize(static_cast<size_t>(pass.row_ptr.back()));
+  int64_t* place = pass.place.data() + first_entry - row_ptr[pass.q_begin];
+  for_each_entry([&](int64_t q, int64_t e, size_t row) {
+    place[e] = next[row]++;
+    pass.q_index[static_cast<size_t>(place[e])] = static_cast<int32_t>(q);
+  });
+}
+
+void invert(const Problem& problem, const SequenceTable& table, const Selection& selection, int num_threads,
+            Pass& pass) {
+  const int64_t total_q = problem.total_q(), num_heads = pass.head_end - pass.head_begin;
+  pass.place_ptr.assign(static_cast<size_t>(num_heads + 1), 0);
   for (int64_t head = 0; head < num_heads; ++head) {
-    int64_t* place = pass.place.data() + pass.place_ptr[static_cast<size_t>(head)];
-    for_each_entry(head, [&](int64_t q, int64_t entry, size_t row) {
-      place[entry] = next[row]++;
-      pass.q_index[static_cast<size_t>(place[entry])] = static_cast<int32_t>(q);
-    });
+    const int64_t* row_ptr = selection.row_ptr.data() + (pass.head_begin + head) * total_q;
+    pass.place_ptr[static_cast<size_t>(head) + 1] =
+        pass.place_ptr[static_cast<size_t>(head)] + row_ptr[pass.q_end] - row_ptr[pass.q_begin];
   }
+  const int64_t num_entries = pass.place_ptr.back();
+  pass.row_ptr.assign(static_cast<size_t>(num_heads * table.cu_kv_blocks.back() + 1), num_entries);
+  pass.q_index.resize(static_cast<size_t>(num_entries));
+  pass.place.resize(static_cast<size_t>(num_entries));
+  parallel_for(num_threads, num_heads, [&](int, int64_t head) {
+    invert_head(problem, table, selection, head, pass.place_ptr[static_cast<size_t>(head)], pass);
+  });
 }
 
 // Cuts the flat sequence of all entries, row after row, into items of equal size. Cuts inside a row fall on whole tiles
@@ -134,7 +148,7 @@ std::vector<Pass> make_passes(const Problem& problem, const Selection& selection
     pass.head_end = range.head_end;
     pass.q_begin = range.q_begin;
     pass.q_end = range.q_end;
-    invert(problem, table, selection, pass);
+    invert(problem, table, selection, options.num_threads, pass);
     schedule(table, tile_entries, pass);
     passes.push_back(std::move(pass));
   }

@@ -6,6 +6,7 @@
 #include "base/fail.h"
 #include "plan/kv_outer.h"
 #include "plan/loop_order.h"
+#include "plan/q_outer.h"
 
 namespace tilesieve {
 
@@ -39,12 +40,13 @@ void check_options(const PlanOptions& options) {
 Plan make_plan(const Problem& problem, const BlockIndex& block_index, const PlanOptions& options) {
   check_options(options);
   Plan plan;
-  plan.selection = select_blocks(problem, block_index);
+  plan.selection = select_blocks(problem, block_index, options.num_threads);
   const LoopChoice choice = choose_loop_order(problem, plan.selection, options);
   plan.loop_order = choice.loop_order;
   plan.explain = choice.explain;
   if (plan.loop_order == LoopOrder::q_outer) {
     plan.q_rows_per_tile = choice.q_rows_per_tile;
+    plan.q_runs = make_q_runs(problem, plan.q_rows_per_tile, options);
     return plan;
   }
   plan.passes = make_passes(problem, plan.selection, options);
@@ -61,6 +63,7 @@ Plan make_dense_plan(const Problem& problem, const PlanOptions& options) {
   plan.dense = true;
   plan.explain = "dense: every visible block, q-outer";
   plan.q_rows_per_tile = options.tile_rows;
+  plan.q_runs = make_q_runs(problem, plan.q_rows_per_tile, options);
   return plan;
 }
 

@@ -5,7 +5,7 @@
 
 #include "base/fail.h"
 #include "base/number_formats.h"
-#include "base/parallel.h"
+#include "base/aligned.h"
 
 namespace tilesieve {
 

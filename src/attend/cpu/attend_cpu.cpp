@@ -254,8 +254,8 @@ class BlockWalk {
   const QOuterItem& item_;
   int64_t block_ = -1, next_block_ = INT64_MAX;
   int64_t most_visible_ = 0;
-  int64_t cursor_[kMaxTokensPerItem];
-  int64_t limits_[kMaxTokensPerItem];
+  int64_t cursor_[kMaxQRunTokens];
+  int64_t limits_[kMaxQRunTokens];
 };
 
 // The keys of the present block that each row of the tile sees. Returns the most that any row sees;
@@ -284,8 +284,8 @@ void q_outer_tiles(const QOuterItem& item, float* scratch) {
   const int64_t num_tiles = (num_rows + item.rows_per_tile - 1) / item.rows_per_tile;
   float* p = scratch + num_tiles * tile_floats(t.head_dim);
 
-  Tile tiles[kMaxTilesPerItem];
-  bool started[kMaxTilesPerItem];
+  Tile tiles[kMaxQRunTiles];
+  bool started[kMaxQRunTiles];
   for (int64_t i = 0; i < num_tiles; ++i) {
     const int64_t first = i * item.rows_per_tile;
     tiles[i] = tile_in(scratch + i * tile_floats(t.head_dim), t.head_dim, first,

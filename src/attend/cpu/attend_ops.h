@@ -5,12 +5,9 @@
 #include <cstdint>
 
 #include "tilesieve/execution.h"
+#include "tilesieve/plan.h"
 
 namespace tilesieve {
-
-// Bounds of a q-outer item: the bookkeeping of its tiles and tokens lies on the stack.
-inline constexpr int64_t kMaxTilesPerItem = 64;
-inline constexpr int64_t kMaxTokensPerItem = 1024;
 
 // The tensors of a call under one KV head, and the sizes all items share.
 struct HeadTensors {

@@ -1,0 +1,369 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "test_inputs.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <limits>
+#include <numeric>
+
+namespace tilesieve::testing {
+
+namespace {
+
+constexpr uint32_t kGuard = 0x7fc0dead;  // a NaN with a mark
+constexpr uint32_t kUnwritten = 0x7fc0beef;
+constexpr int64_t kGuardWords = 64;
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
+
+int64_t offset_of(const TensorView& view, int64_t i, int64_t j, int64_t c) {
+  return i * view.strides[0] + j * view.strides[1] + (view.num_dims == 3 ? c * view.strides[2] : 0);
+}
+
+int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+struct Place {
+  size_t sequence;
+  int64_t index;  // of the query in its sequence
+};
+
+Place place_of(const Problem& problem, int64_t q) {
+  size_t s = 0;
+  while (q >= problem.q_lens[s]) q -= problem.q_lens[s++];
+  return {s, q};
+}
+
+}  // namespace
+
+GuardedTensor::GuardedTensor(std::vector<int64_t> sizes, Layout layout) {
+  view_ = contiguous_view(nullptr, DType::f32, sizes);
+  const int64_t tokens = sizes[0], heads = sizes[1], channels = sizes.size() == 3 ? sizes[2] : 1;
+  const int64_t gap = layout == Layout::padded ? 3 : 0;
+  int64_t head = channels + gap, token = heads * head + 2 * gap;
+  if (layout == Layout::head_major) {
+    token = channels;
+    head = tokens * channels + 5;
+  }
+  const int64_t extent = std::max<int64_t>(1, std::max(tokens * token, heads * head) + channels);
+  memory_.assign(static_cast<size_t>(extent + 2 * kGuardWords), kGuard);
+  view_.strides[0] = layout == Layout::reversed ? -token : token;
+  view_.strides[1] = head;
+  if (sizes.size() == 3) view_.strides[2] = 1;
+  const int64_t start = kGuardWords + (layout == Layout::reversed ? std::max<int64_t>(0, tokens - 1) * token : 0);
+  view_.data = memory_.data() + start;
+  for (int64_t i = 0; i < tokens; ++i) {
+    for (int64_t j = 0; j < heads; ++j) {
+      for (int64_t c = 0; c < channels; ++c) at(i, j, c) = std::bit_cast<float>(kUnwritten);
+    }
+  }
+}
+
+float& GuardedTensor::at(int64_t i, int64_t j, int64_t c) const {
+  return *(static_cast<float*>(view_.data) + offset_of(view_, i, j, c));
+}
+
+void GuardedTensor::fill(const std::function<float()>& next) {
+  const int64_t channels = view_.num_dims == 3 ? view_.sizes[2] : 1;
+  for (int64_t i = 0; i < view_.sizes[0]; ++i) {
+    for (int64_t j = 0; j < view_.sizes[1]; ++j) {
+      for (int64_t c = 0; c < channels; ++c) at(i, j, c) = next();
+    }
+  }
+}
+
+std::string GuardedTensor::fault() const {
+  std::vector<bool> inside(memory_.size(), false);
+  const int64_t channels = view_.num_dims == 3 ? view_.sizes[2] : 1;
+  const int64_t start = static_cast<uint32_t*>(view_.data) - memory_.data();
+  for (int64_t i = 0; i < view_.sizes[0]; ++i) {
+    for (int64_t j = 0; j < view_.sizes[1]; ++j) {
+      for (int64_t c = 0; c < channels; ++c) {
+        const size_t place = static_cast<size_t>(start + offset_of(view_, i, j, c));
+        inside[place] = true;
+        if (memory_[place] == kUnwritten) return fmt::format("element [{}, {}, {}] was not written", i, j, c);
+      }
+    }
+  }
+  for (size_t place = 0; place < memory_.size(); ++place) {
+    if (!inside[place] && memory_[place] != kGuard) {
+      return fmt::format("guard word {} of {} was overwritten", place, memory_.size());
+    }
+  }
+  return "";
+}
+
+OwnedIndex::OwnedIndex(const Problem& problem, const std::vector<std::vector<int32_t>>& rows, int64_t capacity,
+                       IndexLayout layout) {
+  const int64_t heads = problem.num_kv_heads, total_q = problem.total_q();
+  view_.num_heads = heads;
+  view_.num_q_rows = total_q;
+  view_.capacity = capacity;
+  switch (layout) {
+    case IndexLayout::packed:
+      view_.slot_stride = 1, view_.row_stride = capacity, view_.head_stride = total_q * capacity;
+      break;
+    case IndexLayout::token_major:
+      view_.slot_stride = 1, view_.head_stride = capacity + 2, view_.row_stride = heads * (capacity + 2) + 1;
+      break;
+    case IndexLayout::slot_strided:
+      view_.row_stride = 2, view_.head_stride = 2 * total_q + 3, view_.slot_stride = heads * view_.head_stride;
+      break;
+  }
+  memory_.assign(
+      static_cast<size_t>(std::max<int64_t>(0, heads - 1) * view_.head_stride +
+                          std::max<int64_t>(0, total_q - 1) * view_.row_stride + capacity * view_.slot_stride + 1),
+      0);  // block 0 wherever strides are not honoured
+  view_.kv_block = memory_.data();
+  for (int64_t h = 0; h < heads; ++h) {
+    for (int64_t q = 0; q < total_q; ++q) {
+      const std::vector<int32_t>& row = rows[static_cast<size_t>(h * total_q + q)];
+      for (int64_t slot = 0; slot < capacity; ++slot) {
+        memory_[static_cast<size_t>(h * view_.head_stride + q * view_.row_stride + slot * view_.slot_stride)] =
+            slot < static_cast<int64_t>(row.size()) ? row[static_cast<size_t>(slot)] : -1;
+      }
+    }
+  }
+}
+
+std::vector<std::vector<int32_t>> rows_of(const BlockIndex& block_index) {
+  std::vector<std::vector<int32_t>> rows;
+  for (int64_t h = 0; h < block_index.num_heads; ++h) {
+    for (int64_t q = 0; q < block_index.num_q_rows; ++q) {
+      rows.emplace_back();
+      for (int64_t slot = 0; slot < block_index.capacity; ++slot) rows.back().push_back(block_index.at(h, q, slot));
+    }
+  }
+  return rows;
+}
+
+int64_t num_visible_keys(const Problem& problem, int64_t q) {
+  const Place place = place_of(problem, q);
+  const int64_t kv_len = problem.kv_lens[place.sequence];
+  if (!problem.causal) return kv_len;
+  return std::max<int64_t>(0, kv_len - problem.q_lens[place.sequence] + place.index + 1);
+}
+
+int64_t num_visible_blocks(const Problem& problem, int64_t q) {
+  return ceil_div(num_visible_keys(problem, q), problem.kv_block_size);
+}
+
+int64_t first_key_of(const Problem& problem, int64_t q) {
+  const size_t sequence = place_of(problem, q).sequence;
+  return std::accumulate(problem.kv_lens.begin(), problem.kv_lens.begin() + static_cast<std::ptrdiff_t>(sequence),
+                         int64_t{0});
+}
+
+std::vector<std::vector<int32_t>> hostile_rows(const Problem& problem, std::mt19937& random) {
+  std::vector<std::vector<int32_t>> rows;
+  const auto below = [&](int64_t n) { return static_cast<int64_t>(random() % static_cast<uint64_t>(n)); };
+  for (int64_t h = 0; h < problem.num_kv_heads; ++h) {
+    for (int64_t q = 0; q < problem.total_q(); ++q) {
+      const int64_t visible = num_visible_blocks(problem, q);
+      std::vector<int32_t> ids(static_cast<size_t>(visible));
+      std::iota(ids.begin(), ids.end(), 0);
+      std::shuffle(ids.begin(), ids.end(), random);
+      int64_t count = std::min(visible, problem.top_k);
+      if (below(8) == 0) count = 0;
+      if (below(4) == 0) count = std::min<int64_t>(count, 1);
+      ids.resize(static_cast<size_t>(count));
+      const int32_t past_end =
+          static_cast<int32_t>(ceil_div(problem.kv_lens[place_of(problem, q).sequence], problem.kv_block_size));
+      const int32_t traps[] = {-1,
+                               -1,
+                               -2,
+                               past_end,
+                               std::numeric_limits<int32_t>::min(),
+                               std::numeric_limits<int32_t>::max(),
+                               static_cast<int32_t>(visible)};
+      for (int32_t trap : traps) {
+        if (below(2) == 0) ids.push_back(trap);
+      }
+      if (count > 0 && below(2) == 0) ids.push_back(ids[static_cast<size_t>(below(count))]);
+      std::shuffle(ids.begin(), ids.end(), random);
+      rows.push_back(ids);
+    }
+  }
+  return rows;
+}
+
+std::vector<std::vector<int32_t>> full_rows(const Problem& problem) {
+  std::vector<std::vector<int32_t>> rows;
+  for (int64_t h = 0; h < problem.num_kv_heads; ++h) {
+    for (int64_t q = 0; q < problem.total_q(); ++q) {
+      rows.emplace_back(static_cast<size_t>(num_visible_blocks(problem, q)));
+      std::iota(rows.back().begin(), rows.back().end(), 0);
+    }
+  }
+  return rows;
+}
+
+void set_rows(Case& c, std::vector<std::vector<int32_t>> rows, IndexLayout layout) {
+  size_t capacity = 1;
+  for (const std::vector<int32_t>& row : rows) capacity = std::max(capacity, row.size());
+  c.rows = std::move(rows);
+  c.block_index = OwnedIndex(c.problem, c.rows, static_cast<int64_t>(capacity), layout);
+}
+
+Case make_case(const Problem& problem, uint32_t seed, Values values, Layout layout, IndexLayout index_layout) {
+  Case c;
+  c.problem = problem;
+  c.q = GuardedTensor({problem.total_q(), problem.num_q_heads, problem.head_dim}, layout);
+  c.k = GuardedTensor({problem.total_kv(), problem.num_kv_heads, problem.head_dim}, layout);
+  c.v = GuardedTensor({problem.total_kv(), problem.num_kv_heads, problem.head_dim}, layout);
+  std::mt19937 random(seed);
+  std::normal_distribution<float> normal;
+  const auto draw = [&] {
+    const float x = normal(random);
+    return values == Values::outliers && random() % 50 == 0 ? 20.0f * x : x;
+  };
+  // |logit| up to about 1e4: scale * |q| |k| = sqrt(head_dim) * factor.
+  const float factor = values == Values::large_logits ? 3000.0f : 1.0f;
+  c.q.fill([&] { return values == Values::equal ? 1.0f : draw() * factor; });
+  c.k.fill([&] { return values == Values::equal ? 1.0f : draw(); });
+  c.v.fill(draw);
+  set_rows(c, hostile_rows(problem, random), index_layout);
+  return c;
+}
+
+Case make_case(const std::string& line, uint32_t seed, Values values) {
+  return make_case(Problem::parse(line), seed, values);
+}
+
+void poison_unseen(Case& c) {
+  const Problem& p = c.problem;
+  const size_t heads = static_cast<size_t>(p.num_kv_heads);
+  std::vector<bool> seen(static_cast<size_t>(p.total_kv()) * heads, false);
+  for (int64_t h = 0; h < p.num_kv_heads; ++h) {
+    for (int64_t q = 0; q < p.total_q(); ++q) {
+      const int64_t visible = num_visible_keys(p, q), first = first_key_of(p, q);
+      for (int64_t id : c.rows[static_cast<size_t>(h * p.total_q() + q)]) {
+        if (id < 0) continue;
+        for (int64_t j = id * p.kv_block_size; j < std::min(visible, (id + 1) * p.kv_block_size); ++j) {
+          seen[static_cast<size_t>(first + j) * heads + static_cast<size_t>(h)] = true;
+        }
+      }
+    }
+  }
+  const float poison[] = {std::numeric_limits<float>::quiet_NaN(), kInfinity, -kInfinity};
+  for (int64_t j = 0; j < p.total_kv(); ++j) {
+    for (int64_t h = 0; h < p.num_kv_heads; ++h) {
+      if (seen[static_cast<size_t>(j) * heads + static_cast<size_t>(h)]) continue;
+      for (int64_t d = 0; d < p.head_dim; ++d) {
+        c.k.at(j, h, d) = poison[(j + d) % 3];
+        c.v.at(j, h, d) = poison[(j + d + 1) % 3];
+      }
+    }
+  }
+}
+
+std::vector<uint32_t> Output::bits() const {
+  std::vector<uint32_t> result;
+  for (int64_t t = 0; t < o.view().sizes[0]; ++t) {
+    for (int64_t h = 0; h < o.view().sizes[1]; ++h) {
+      for (int64_t d = 0; d < o.view().sizes[2]; ++d) result.push_back(std::bit_cast<uint32_t>(o.at(t, h, d)));
+      result.push_back(std::bit_cast<uint32_t>(lse.at(t, h)));
+    }
+  }
+  return result;
+}
+
+Output make_output(const Problem& problem, Layout layout) {
+  return {GuardedTensor({problem.total_q(), problem.num_q_heads, problem.head_dim}, layout),
+          GuardedTensor({problem.total_q(), problem.num_q_heads}, layout)};
+}
+
+std::vector<Runner> sparse_runners() {
+  std::vector<Runner> runners;
+  for (const Kernel& kernel : kernels()) {
+    if (!kernel.available) continue;
+    const auto add = [&](const char* how, Walk walk, bool small_workspace) {
+      runners.push_back({kernel.name + how, {2, kernel.isa}, kernel.loop_order, false, walk, small_workspace});
+    };
+    if (kernel.loop_order == LoopOrder::q_outer) {
+      add(" per token", Walk::token_tiles, false);
+      add(" union tiles", Walk::union_tiles, false);
+      add(" gathered", Walk::gathered, false);
+    } else {
+      add(" one pass", Walk::token_tiles, false);
+      add(" small workspace", Walk::token_tiles, true);
+    }
+  }
+  return runners;
+}
+
+std::vector<Runner> dense_runners() {
+  std::vector<Runner> runners;
+  for (const Kernel& kernel : kernels()) {
+    if (!kernel.available || kernel.loop_order != LoopOrder::q_outer) continue;
+    Runner runner;
+    runner.name = kernel.name + " dense";
+    runner.execution = {2, kernel.isa};
+    runner.dense = true;
+    runners.push_back(runner);
+  }
+  return runners;
+}
+
+std::vector<Runner> all_runners() {
+  std::vector<Runner> runners = sparse_runners();
+  for (const Runner& runner : dense_runners()) runners.push_back(runner);
+  return runners;
+}
+
+int64_t smallest_workspace(const Case& c) {
+  int64_t most = 0;
+  const Selection selection = select_blocks(c.problem, c.block_index.view());
+  for (size_t row = 0; row + 1 < selection.row_ptr.size(); ++row) {
+    most = std::max(most, selection.row_ptr[row + 1] - selection.row_ptr[row]);
+  }
+  return most * partial_bytes_per_entry(c.problem);
+}
+
+std::vector<QRun> q_runs_of(const Problem& problem, int64_t tokens) {
+  std::vector<QRun> runs;
+  int64_t first = 0;
+  for (int64_t q_len : problem.q_lens) {
+    for (int64_t q = 0; q < q_len; q += tokens) {
+      for (int64_t head = 0; head < problem.num_kv_heads; ++head) {
+        runs.push_back({head, first + q, first + std::min(q + tokens, q_len)});
+      }
+    }
+    first += q_len;
+  }
+  return runs;
+}
+
+Plan plan_of(const Runner& runner, const Case& c) {
+  AttentionOptions options;
+  options.execution = runner.execution;
+  options.loop_order = runner.loop_order;
+  if (runner.small_workspace) options.workspace_limit = smallest_workspace(c);
+  Plan plan = plan_attention(c.problem, c.block_index.view(), options);
+  if (runner.loop_order == LoopOrder::q_outer) {
+    const int64_t tile_rows = find_kernel(c.problem, LoopOrder::q_outer, runner.execution).tile_rows;
+    const int64_t group = c.problem.group_size();
+    plan.q_rows_per_tile = runner.walk == Walk::gathered      ? 0
+                           : runner.walk == Walk::union_tiles ? tile_rows
+                                                              : std::min(tile_rows, group);
+    // As many tokens as four tiles hold, or an odd number of gathered ones.
+    const int64_t tokens = plan.q_rows_per_tile == 0 ? 37 : std::max<int64_t>(1, 4 * plan.q_rows_per_tile / group);
+    plan.q_runs = q_runs_of(c.problem, tokens);
+  }
+  return plan;
+}
+
+Output run(const Runner& runner, const Case& c, Layout out_layout) {
+  Output output = make_output(c.problem, out_layout);
+  if (runner.dense) {
+    dense_attention(c.problem, c.inputs(), output.views(), runner.execution);
+  } else {
+    run_plan(c.problem, c.inputs(), plan_of(runner, c), output.views(), nullptr, runner.execution);
+  }
+  return output;
+}
+
+std::string trace(const Runner& runner, const Problem& problem) { return runner.name + " | " + problem.to_line(); }
+
+}  // namespace tilesieve::testing
