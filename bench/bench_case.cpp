@@ -70,7 +70,8 @@ void check_outputs(const Inputs& inputs, const BlockIndex* block_index) {
       const double got = static_cast<double>(inputs.o.as<float>()[(t * problem.num_q_heads + h) * d + c]);
       const double want = output[static_cast<size_t>(c)] / sum;
       if (!(std::abs(got - want) <= 1e-5)) {
-        throw Error(fmt::format("bench: '{}', token {}, head {}: got {}, expected {}", problem.to_line(), t, h, got, want));
+        throw Error(
+            fmt::format("bench: '{}', token {}, head {}: got {}, expected {}", problem.to_line(), t, h, got, want));
       }
     }
   }

@@ -11,8 +11,8 @@
 
 namespace tilesieve::bench {
 
-// Inputs of one shape. Values are standard normal; the selection is that of a random router with the local block forced,
-// the hardest case for reuse.
+// Inputs of one shape. Values are standard normal; the selection is that of a random router with the local block
+// forced, the hardest case for reuse.
 struct Inputs {
   explicit Inputs(const Problem& problem);
   AttentionInputs attention() const { return {q.view(), k.view(), v.view()}; }
@@ -36,7 +36,6 @@ struct Measurement {
   double median_seconds() const;
   double value() const;  // in `metric`
 };
-
 
 // FLOP of dense attention over the visible pairs, of a full top-k (whole blocks), and of index scoring.
 double dense_flop(const Problem& problem);

@@ -71,17 +71,24 @@ class Bench {
     const size_t index = measurements_.size();
     measurements_.push_back({name, metric, work, {}});
     roofs_.push_back({});
-    benchmark::RegisterBenchmark(name.c_str(), [=, this](benchmark::State& state) {
-      if (measurements_[index].seconds.empty()) prepare();
-      for (auto _ : state) {
-        if (against_roof) roofs_[index].push_back(onednn_matmul_seconds(kRoofSize, kRoofSize, kRoofSize, settings_.num_threads));
-        const auto begin = std::chrono::steady_clock::now();
-        run();
-        const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - begin;
-        state.SetIterationTime(seconds.count());
-        measurements_[index].seconds.push_back(seconds.count());
-      }
-    })->UseManualTime()->Iterations(1)->Repetitions(settings_.repetitions)->Unit(benchmark::kMillisecond)
+    benchmark::RegisterBenchmark(
+        name.c_str(),
+        [=, this](benchmark::State& state) {
+          if (measurements_[index].seconds.empty()) prepare();
+          for (auto _ : state) {
+            if (against_roof)
+              roofs_[index].push_back(onednn_matmul_seconds(kRoofSize, kRoofSize, kRoofSize, settings_.num_threads));
+            const auto begin = std::chrono::steady_clock::now();
+            run();
+            const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - begin;
+            state.SetIterationTime(seconds.count());
+            measurements_[index].seconds.push_back(seconds.count());
+          }
+        })
+        ->UseManualTime()
+        ->Iterations(1)
+        ->Repetitions(settings_.repetitions)
+        ->Unit(benchmark::kMillisecond)
         ->ReportAggregatesOnly(true);
   }
 
@@ -99,10 +106,12 @@ class Bench {
 
 void Bench::register_shape(const Shape& shape, const Problem& problem, Isa isa) {
   const auto name = [&](const std::string& what) {
-    return fmt::format("cpu/{}/f32/{}x{}/{}{}", what, problem.total_kv(), problem.total_q(), name_of(isa), shape.suffix);
+    return fmt::format("cpu/{}/f32/{}x{}/{}{}", what, problem.total_kv(), problem.total_q(), name_of(isa),
+                       shape.suffix);
   };
   const Execution how = execution(isa);
-  add(name("dense"), "TFLOP/s", dense_flop(problem),
+  add(
+      name("dense"), "TFLOP/s", dense_flop(problem),
       [=, this] {
         const Inputs& in = inputs(problem);
         dense_attention(problem, in.attention(), in.outputs(), how);
@@ -118,7 +127,9 @@ void Bench::register_shape(const Shape& shape, const Problem& problem, Isa isa) 
     AttentionOptions options;
     options.loop_order = order;
     options.execution = how;
-    const std::string what = order == LoopOrder::q_outer ? "q-outer" : order == LoopOrder::kv_outer ? "kv-outer" : "auto";
+    const std::string what = order == LoopOrder::q_outer    ? "q-outer"
+                             : order == LoopOrder::kv_outer ? "kv-outer"
+                                                            : "auto";
     const auto plan = [=, this] {
       return plan_attention(problem, BlockIndex::from(inputs(problem).block_index.view()), options);
     };
@@ -127,7 +138,8 @@ void Bench::register_shape(const Shape& shape, const Problem& problem, Isa isa) 
       void* memory = workspace_->data() + (64 - reinterpret_cast<uintptr_t>(workspace_->data()) % 64) % 64;
       run_plan(problem, in.attention(), plan_, in.outputs(), memory, how);
     };
-    add(name(what), "TFLOP/s", flop,
+    add(
+        name(what), "TFLOP/s", flop,
         [=, this] {
           plan_ = plan();
           workspace_ = std::make_shared<std::vector<char>>(static_cast<size_t>(plan_.workspace_bytes) + 64);
@@ -142,11 +154,13 @@ void Bench::register_shape(const Shape& shape, const Problem& problem, Isa isa) 
   }
   RouteOptions options;
   options.router = Router::index;
-  add(name("index"), "TFLOP/s", index_flop(problem, 128), [] {},
+  add(
+      name("index"), "TFLOP/s", index_flop(problem, 128), [] {},
       [=, this] { route(problem, inputs(problem).routing(), options, how); }, true);
   // Selection alone, over scores that route() would have handed to it one row at a time.
   auto scores = std::make_shared<std::vector<float>>();
-  add(name("top-k"), "ms", 0,
+  add(
+      name("top-k"), "ms", 0,
       [=] {
         scores->resize(static_cast<size_t>(problem.num_kv_blocks(0)));
         for (size_t i = 0; i < scores->size(); ++i) (*scores)[i] = static_cast<float>(i * 2654435761u % 1000003u);
@@ -261,7 +275,8 @@ int main(int argc, char** argv) {
     for (const nlohmann::json& row : results["rows"]) {
       fmt::print("{:<44} {:>10.4g} {:<8} {:>8}  {}\n", row["case"].get<std::string>(), row["value"].get<double>(),
                  row["metric"].get<std::string>(),
-                 row.contains("ratio") ? fmt::format("{:.3g}", row["ratio"].get<double>()) : "", row.value("baseline", ""));
+                 row.contains("ratio") ? fmt::format("{:.3g}", row["ratio"].get<double>()) : "",
+                 row.value("baseline", ""));
     }
     if (!settings.json_path.empty()) {
       std::ofstream file(settings.json_path);

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// The way of the data: route -> plan -> attend -> combine. Each step is a function of the public headers; this file only
-// strings them together.
+// The way of the data: route -> plan -> attend -> combine. Each step is a function of the public headers; this file
+// only strings them together.
 #include "tilesieve/tilesieve.h"
 
-#include "base/fail.h"
 #include "base/aligned.h"
+#include "base/fail.h"
 #include "base/parallel.h"
 
 namespace tilesieve {

@@ -464,16 +464,16 @@ TEST(Route, RefusalsNameTheArgument) {
 }
 
 TEST(BlockIndex, FromATensorHonoursStrides) {
-  Tensor tensor(DType::i32, {3, 4, 5});
+  Tensor tensor(DType::i32, {5, 3, 4});  // [capacity, total_q, num_kv_heads]
   for (int32_t i = 0; i < 60; ++i) tensor.as<int32_t>()[i] = i;
   TensorView view = tensor.view();
-  std::swap(view.sizes[0], view.sizes[1]);
-  std::swap(view.strides[0], view.strides[1]);
+  std::swap(view.sizes[0], view.sizes[2]);
+  std::swap(view.strides[0], view.strides[2]);
   const BlockIndex index = BlockIndex::from(view);
   EXPECT_EQ(index.num_heads, 4);
   EXPECT_EQ(index.num_q_rows, 3);
   EXPECT_EQ(index.capacity, 5);
-  EXPECT_EQ(index.at(1, 2, 3), 2 * 20 + 1 * 5 + 3);
+  EXPECT_EQ(index.at(1, 2, 3), 3 * 12 + 2 * 4 + 1);
 }
 
 }  // namespace

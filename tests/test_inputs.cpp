@@ -209,9 +209,11 @@ void set_rows(Case& c, std::vector<std::vector<int32_t>> rows, IndexLayout layou
 Case make_case(const Problem& problem, uint32_t seed, Values values, Layout layout, IndexLayout index_layout) {
   Case c;
   c.problem = problem;
+  // Each another layout, so that nobody's strides can stand in for another's.
+  const auto next = [&](int step) { return kLayouts[(static_cast<size_t>(layout) + static_cast<size_t>(step)) % 4]; };
   c.q = GuardedTensor({problem.total_q(), problem.num_q_heads, problem.head_dim}, layout);
-  c.k = GuardedTensor({problem.total_kv(), problem.num_kv_heads, problem.head_dim}, layout);
-  c.v = GuardedTensor({problem.total_kv(), problem.num_kv_heads, problem.head_dim}, layout);
+  c.k = GuardedTensor({problem.total_kv(), problem.num_kv_heads, problem.head_dim}, next(1));
+  c.v = GuardedTensor({problem.total_kv(), problem.num_kv_heads, problem.head_dim}, next(2));
   std::mt19937 random(seed);
   std::normal_distribution<float> normal;
   const auto draw = [&] {

@@ -81,6 +81,7 @@ struct Case {
   AttentionInputs inputs() const { return {q.view(), k.view(), v.view()}; }
 };
 
+// q lies in `layout`, k in the one after it, v in the next.
 Case make_case(const Problem& problem, uint32_t seed, Values values = Values::normal, Layout layout = Layout::packed,
                IndexLayout index_layout = IndexLayout::packed);
 Case make_case(const std::string& line, uint32_t seed, Values values = Values::normal);

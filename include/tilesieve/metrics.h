@@ -13,9 +13,10 @@
 
 namespace [[gnu::visibility("default")]] tilesieve {
 
-// Attention mass of one route, means over (query token, KV head). Mass of a token's row = the share of the dense softmax
-// that lies on its picked blocks, averaged over the query heads of the group. For a row, F = mass on its forced picks
-// (local and initial blocks among its picks), r = its other picks, M = the visible blocks that are not forced picks:
+// Attention mass of one route, means over (query token, KV head). Mass of a token's row = the share of the dense
+// softmax that lies on its picked blocks, averaged over the query heads of the group. For a row, F = mass on its forced
+// picks (local and initial blocks among its picks), r = its other picks, M = the visible blocks that are not forced
+// picks:
 //   floor   = F + (r / M) (1 - F), the expectation of a random route of the same size
 //   ceiling = F + the r largest masses of the M, the most that any route of the same size could keep
 //   recall  = share of the ceiling's blocks that the route picked too
@@ -24,7 +25,7 @@ struct Mass {
   double mass = 0, floor = 0, ceiling = 0, recall = 0;
   double kept_blocks = 0;  // picked visible blocks / visible blocks, over all rows
   std::vector<double> mass_per_head, floor_per_head, ceiling_per_head;  // [num_kv_heads]
-  int64_t num_rows = 0;    // (query token, KV head) rows measured
+  int64_t num_rows = 0;                                                 // (query token, KV head) rows measured
 };
 
 // Measures several routes in one pass over q [total_q, num_q_heads, head_dim] and k [total_kv, num_kv_heads, head_dim]
@@ -36,8 +37,8 @@ std::vector<Mass> measure_mass(const Problem& problem, const TensorView& q, cons
 
 // Error of `got` against `want`, both f32 of the same shape, accumulated in f64.
 struct Difference {
-  double rel_l2 = 0;   // ||got - want|| / ||want||; 0 where both are 0
-  double cosine = 1;   // <got, want> / (||got|| ||want||); 1 where both are 0
+  double rel_l2 = 0;  // ||got - want|| / ||want||; 0 where both are 0
+  double cosine = 1;  // <got, want> / (||got|| ||want||); 1 where both are 0
   double max_abs = 0;
 };
 Difference compare(const TensorView& got, const TensorView& want);

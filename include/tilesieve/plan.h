@@ -23,10 +23,10 @@ LoopOrder parse_loop_order(std::string_view name);
 
 struct PlanOptions {
   LoopOrder loop_order = LoopOrder::automatic;
-  int64_t tile_rows = 48;                         // query rows (token, head) of one tile of the kernel
-  int64_t tile_row_step = 16;                     // rows are padded to a multiple of this
-  int64_t workspace_limit = int64_t{288} << 20;   // bytes; bounds the partials of one pass
-  int num_threads = 0;                            // that plan, and that will attend; 0 = OpenMP's default
+  int64_t tile_rows = 48;                        // query rows (token, head) of one tile of the kernel
+  int64_t tile_row_step = 16;                    // rows are padded to a multiple of this
+  int64_t workspace_limit = int64_t{288} << 20;  // bytes; bounds the partials of one pass
+  int num_threads = 0;                           // that plan, and that will attend; 0 = OpenMP's default
 };
 
 // The block index made clean: of every row the distinct, in-range, visible ids, ascending. CSR.
@@ -47,14 +47,14 @@ struct Piece {
 // kv-outer work whose partials fit the workspace together: some KV heads of some queries. The entry's position in
 // q_index is also the place of its partial: rows (entry, head in group) of o_partial, m and l.
 struct Pass {
-  int64_t head_begin, head_end;   // KV heads
-  int64_t q_begin, q_end;         // query tokens
-  std::vector<int64_t> row_ptr;   // [(head_end - head_begin) * total_kv_blocks + 1], the inverted index
-  std::vector<int32_t> q_index;   // [num_entries] query tokens, ascending within a row
-  std::vector<int64_t> place;     // [num_entries] from the selection's entry order, heads then queries, to q_index
-  std::vector<int64_t> place_ptr; // [head_end - head_begin + 1] where a head's entries begin in `place`
-  std::vector<Piece> pieces;      // all entries once, row after row
-  std::vector<int64_t> item_ptr;  // [num_items + 1] into pieces: work items of equal size
+  int64_t head_begin, head_end;    // KV heads
+  int64_t q_begin, q_end;          // query tokens
+  std::vector<int64_t> row_ptr;    // [(head_end - head_begin) * total_kv_blocks + 1], the inverted index
+  std::vector<int32_t> q_index;    // [num_entries] query tokens, ascending within a row
+  std::vector<int64_t> place;      // [num_entries] from the selection's entry order, heads then queries, to q_index
+  std::vector<int64_t> place_ptr;  // [head_end - head_begin + 1] where a head's entries begin in `place`
+  std::vector<Piece> pieces;       // all entries once, row after row
+  std::vector<int64_t> item_ptr;   // [num_items + 1] into pieces: work items of equal size
   int64_t num_entries() const { return static_cast<int64_t>(q_index.size()); }
   int64_t num_items() const { return static_cast<int64_t>(item_ptr.size()) - 1; }
 };
@@ -74,11 +74,11 @@ struct Plan {
   bool dense = false;                         // every visible block is picked; `selection` is then empty
   std::string explain;                        // why this order, with the numbers it rests on
   Selection selection;
-  int64_t q_rows_per_tile = 0;    // q-outer: rows (token, head) that walk the union of their blocks together, those that
-                                  // did not pick a block masked; 0 = gather the rows that picked it, block by block
-  std::vector<QRun> q_runs;       // q-outer: every (KV head, query) once, in the order in which they are handed out
-  std::vector<Pass> passes;       // kv-outer
-  int64_t workspace_bytes = 0;    // of the largest pass; 0 for q-outer
+  int64_t q_rows_per_tile = 0;  // q-outer: rows (token, head) that walk the union of their blocks together, those that
+                                // did not pick a block masked; 0 = gather the rows that picked it, block by block
+  std::vector<QRun> q_runs;     // q-outer: every (KV head, query) once, in the order in which they are handed out
+  std::vector<Pass> passes;     // kv-outer
+  int64_t workspace_bytes = 0;  // of the largest pass; 0 for q-outer
 };
 
 // Cleans a block index. Costs O(picks).

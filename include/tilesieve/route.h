@@ -12,8 +12,8 @@
 
 namespace [[gnu::visibility("default")]] tilesieve {
 
-// A borrowed block index: kv_block[head, row, slot] is the id of a key block inside the row's own sequence. Ids may come
-// in any order; -1, ids out of range and ids wholly in the future contribute nothing; a duplicate counts once.
+// A borrowed block index: kv_block[head, row, slot] is the id of a key block inside the row's own sequence. Ids may
+// come in any order; -1, ids out of range and ids wholly in the future contribute nothing; a duplicate counts once.
 struct BlockIndex {
   const int32_t* kv_block = nullptr;  // [num_heads, num_q_rows, capacity], strided
   int64_t num_heads = 0;              // = num_kv_heads: the query heads of a group share their blocks

@@ -6,8 +6,8 @@
 #include <cmath>
 
 #include "attend/cpu/attend_ops.h"
-#include "base/fail.h"
 #include "base/aligned.h"
+#include "base/fail.h"
 #include "base/parallel.h"
 #include "tensor/checks.h"
 
@@ -128,7 +128,8 @@ void attend_kv_outer(const Problem& problem, const AttentionInputs& inputs, cons
   Scratch scratch(resolve_num_threads(execution.num_threads),
                   ops.scratch_floats(1, 0, problem.head_dim, problem.kv_block_size));
   parallel_for(execution.num_threads, pass.num_items(), [&](int thread, int64_t index) {
-    for (int64_t i = pass.item_ptr[static_cast<size_t>(index)]; i < pass.item_ptr[static_cast<size_t>(index) + 1]; ++i) {
+    for (int64_t i = pass.item_ptr[static_cast<size_t>(index)]; i < pass.item_ptr[static_cast<size_t>(index) + 1];
+         ++i) {
       const Piece& piece = pass.pieces[static_cast<size_t>(i)];
       const size_t sequence = static_cast<size_t>(piece.sequence);
       KvOuterItem item;

@@ -7,9 +7,22 @@
 #include <atomic>
 #include <exception>
 
+#include "base/fail.h"
+
 namespace tilesieve {
 
-int resolve_num_threads(int num_threads) { return num_threads > 0 ? num_threads : std::max(1, omp_get_max_threads()); }
+namespace {
+
+constexpr int kMaxThreads = 1024;  // OpenMP ends the process when it cannot start as many as asked for
+
+}  // namespace
+
+int resolve_num_threads(int num_threads) {
+  if (num_threads < 0 || num_threads > kMaxThreads) {
+    fail("execution.num_threads: got {}, expected 0 (OpenMP's default) to {}", num_threads, kMaxThreads);
+  }
+  return num_threads > 0 ? num_threads : std::max(1, omp_get_max_threads());
+}
 
 void parallel_for(int num_threads, int64_t count, const std::function<void(int, int64_t)>& body) {
   const int threads = static_cast<int>(std::min<int64_t>(resolve_num_threads(num_threads), count));

@@ -8,7 +8,7 @@
 
 namespace tilesieve {
 
-// The number of threads a call uses: `num_threads` where positive, else OpenMP's default.
+// The number of threads a call uses: `num_threads` where positive, OpenMP's default where 0. Error otherwise.
 int resolve_num_threads(int num_threads);
 
 // Runs body(thread, index) for every index in [0, count), thread in [0, resolve_num_threads(num_threads)). The first

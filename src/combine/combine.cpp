@@ -21,8 +21,9 @@ constexpr float kLn2 = 0.693147180559945309f;
 constexpr float kMinusInf = -std::numeric_limits<float>::infinity();
 constexpr int64_t kTokensPerItem = 16;
 
-// The softmax state that the partials of one row add up to, and each partial's share of it. A partial with l = 0 (no
-// visible key) has weight 0 and is dropped by the caller before anything is multiplied with it.
+// The softmax state that the partials of one row add up to, and each partial's share of it. A partial with l = 0 has
+// seen no key and is dropped by the caller before anything is multiplied with it; one whose share underflows to 0 is
+// kept, so that a NaN in it is not lost.
 struct MergedState {
   float m = kMinusInf;
   float l = 0.0f;
@@ -70,9 +71,8 @@ void combine(const Problem& problem, const Selection& selection, const Pass& pas
         int64_t live = 0;
         for (int64_t i = 0; i < count; ++i) {
           const int64_t row = rows[static_cast<size_t>(i)];
-          const float weight = weights[static_cast<size_t>(i)];
-          if (weight == 0.0f || partials.l[row] == 0.0f) continue;
-          weights[static_cast<size_t>(live)] = weight * inverse;
+          if (partials.l[row] == 0.0f) continue;
+          weights[static_cast<size_t>(live)] = weights[static_cast<size_t>(i)] * inverse;
           sources[static_cast<size_t>(live)] = partials.o_partial + row * head_dim;
           ++live;
         }

@@ -87,8 +87,7 @@ void BlockScorer::mass_per_block(const RowRun& run, float* out, int64_t out_stri
                    m + block * padded_rows + first, l + block * padded_rows + first);
   });
   for (int64_t r = 0; r < run.num_rows(); ++r) {
-    const int64_t visible_blocks =
-        (run.visible[static_cast<size_t>(r)] + run.kv_block_size - 1) / run.kv_block_size;
+    const int64_t visible_blocks = (run.visible[static_cast<size_t>(r)] + run.kv_block_size - 1) / run.kv_block_size;
     float largest = -std::numeric_limits<float>::infinity();
     for (int64_t b = 0; b < visible_blocks; ++b) largest = std::max(largest, m[b * padded_rows + r]);
     const float shift = std::isinf(largest) && largest < 0 ? 0.0f : largest;

@@ -10,9 +10,12 @@ namespace {
 
 void load(const float* const* rows, int num_rows, int64_t head_dim, float scale, float* q_t) {
   switch (vectors_for(num_rows)) {
-    case 1: return load_rows<1>(rows, num_rows, head_dim, scale, q_t);
-    case 2: return load_rows<2>(rows, num_rows, head_dim, scale, q_t);
-    default: return load_rows<3>(rows, num_rows, head_dim, scale, q_t);
+    case 1:
+      return load_rows<1>(rows, num_rows, head_dim, scale, q_t);
+    case 2:
+      return load_rows<2>(rows, num_rows, head_dim, scale, q_t);
+    default:
+      return load_rows<3>(rows, num_rows, head_dim, scale, q_t);
   }
 }
 
@@ -37,9 +40,12 @@ void max_scores(const float* q_t, int num_rows, int64_t head_dim, const float* k
                 int64_t num_keys, const int32_t* limits, float* max) {
   const KeyBlock block{keys, key_stride, num_keys};
   switch (vectors_for(num_rows)) {
-    case 1: return max_of<1>(q_t, head_dim, block, limits, max);
-    case 2: return max_of<2>(q_t, head_dim, block, limits, max);
-    default: return max_of<3>(q_t, head_dim, block, limits, max);
+    case 1:
+      return max_of<1>(q_t, head_dim, block, limits, max);
+    case 2:
+      return max_of<2>(q_t, head_dim, block, limits, max);
+    default:
+      return max_of<3>(q_t, head_dim, block, limits, max);
   }
 }
 
@@ -47,9 +53,12 @@ void all_scores(const float* q_t, int num_rows, int64_t head_dim, const float* k
                 int64_t num_keys, float* scores) {
   const KeyBlock block{keys, key_stride, num_keys};
   switch (vectors_for(num_rows)) {
-    case 1: return scores_of<1>(q_t, head_dim, block, scores);
-    case 2: return scores_of<2>(q_t, head_dim, block, scores);
-    default: return scores_of<3>(q_t, head_dim, block, scores);
+    case 1:
+      return scores_of<1>(q_t, head_dim, block, scores);
+    case 2:
+      return scores_of<2>(q_t, head_dim, block, scores);
+    default:
+      return scores_of<3>(q_t, head_dim, block, scores);
   }
 }
 
@@ -57,9 +66,12 @@ void softmax_state(const float* q_t, int num_rows, int64_t head_dim, const float
                    int64_t num_keys, const int32_t* limits, float* scratch, float* m, float* l) {
   const KeyBlock block{keys, key_stride, num_keys};
   switch (vectors_for(num_rows)) {
-    case 1: return softmax_block<1>(q_t, head_dim, block, limits, scratch, m, l);
-    case 2: return softmax_block<2>(q_t, head_dim, block, limits, scratch, m, l);
-    default: return softmax_block<3>(q_t, head_dim, block, limits, scratch, m, l);
+    case 1:
+      return softmax_block<1>(q_t, head_dim, block, limits, scratch, m, l);
+    case 2:
+      return softmax_block<2>(q_t, head_dim, block, limits, scratch, m, l);
+    default:
+      return softmax_block<3>(q_t, head_dim, block, limits, scratch, m, l);
   }
 }
 

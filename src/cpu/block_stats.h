@@ -19,8 +19,8 @@ struct BlockStats {
   // Key j lies at keys + j * key_stride. limits [padded rows] = keys that a row sees, at most num_keys; nullptr = all.
   // A row that sees none gets -inf (max) or (-inf, 0) (softmax).
   // max [padded rows] is NaN where a visible score is NaN.
-  void (*max)(const float* q_t, int num_rows, int64_t head_dim, const float* keys, int64_t key_stride,
-              int64_t num_keys, const int32_t* limits, float* max);
+  void (*max)(const float* q_t, int num_rows, int64_t head_dim, const float* keys, int64_t key_stride, int64_t num_keys,
+              const int32_t* limits, float* max);
   // scores [num_keys][padded rows].
   void (*scores)(const float* q_t, int num_rows, int64_t head_dim, const float* keys, int64_t key_stride,
                  int64_t num_keys, float* scores);

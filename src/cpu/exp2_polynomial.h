@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// 2^f on [-0.5, 0.5], degree 6: largest relative error 1.6e-8 with these coefficients rounded to f32 (fitted by Lawson's
-// iteration on the relative error), and exactly 1 at 0.
+// 2^f on [-0.5, 0.5], degree 6: largest relative error 1.6e-8 with these coefficients rounded to f32 (fitted by
+// Lawson's iteration on the relative error), and exactly 1 at 0.
 #pragma once
 
 namespace tilesieve {

@@ -10,10 +10,14 @@ TILESIEVE_ISA_TABLE(BlockStats, kBlockStats)
 
 std::string_view name_of(Isa isa) {
   switch (isa) {
-    case Isa::portable: return "portable";
-    case Isa::avx2: return "avx2";
-    case Isa::avx512: return "avx512";
-    case Isa::best: return "best";
+    case Isa::portable:
+      return "portable";
+    case Isa::avx2:
+      return "avx2";
+    case Isa::avx512:
+      return "avx512";
+    case Isa::best:
+      return "best";
   }
   return "unknown";
 }
@@ -28,16 +32,19 @@ Isa parse_isa(std::string_view name) {
 bool is_available(Isa isa) {
   switch (isa) {
     case Isa::portable:
-    case Isa::best: return true;
+    case Isa::best:
+      return true;
 #if defined(TILESIEVE_HAS_avx2)
-    case Isa::avx2: return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+    case Isa::avx2:
+      return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
 #endif
 #if defined(TILESIEVE_HAS_avx512)
     case Isa::avx512:
       return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
              __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
 #endif
-    default: return false;
+    default:
+      return false;
   }
 }
 

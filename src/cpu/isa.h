@@ -11,13 +11,12 @@
 #else
 #define TILESIEVE_IF_X86(...)
 #endif
-#define TILESIEVE_ISA_TABLE(type, name)                    \
-  namespace portable {                                     \
-  extern const type name;                                  \
-  }                                                        \
+#define TILESIEVE_ISA_TABLE(type, name) \
+  namespace portable {                  \
+  extern const type name;               \
+  }                                     \
   TILESIEVE_IF_X86(namespace avx2 { extern const type name; } namespace avx512 { extern const type name; })
-#define TILESIEVE_ISA_PICK(isa, name) \
-  pick_isa(isa, &portable::name TILESIEVE_IF_X86(, &avx2::name, &avx512::name))
+#define TILESIEVE_ISA_PICK(isa, name) pick_isa(isa, &portable::name TILESIEVE_IF_X86(, &avx2::name, &avx512::name))
 
 namespace tilesieve {
 

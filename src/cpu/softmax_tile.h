@@ -7,8 +7,8 @@
 
 namespace tilesieve::TILESIEVE_ISA {
 
-// Writes s [keys.count][N * kLanes] and returns the largest score of each row in `m`, never below what `m` held. Rows of
-// `ahead` are fetched along the way.
+// Writes s [keys.count][N * kLanes] and returns the largest score of each row in `m`, never below what `m` held. Rows
+// of `ahead` are fetched along the way.
 template <int N>
 TILESIEVE_INLINE void score_block(const float* q_t, int64_t head_dim, const KeyBlock& keys, const int32_t* limits,
                                   const KeyBlock& ahead, float* s, Vec::Reg (&m)[N]) {

@@ -31,9 +31,7 @@ struct Vec {
   // The larger of the two; a NaN in x is ignored.
   static Reg max_ignoring_nan(Reg x, Reg running) { return select(x > running, x, running); }
   // The larger of the two; a NaN in either stays.
-  static Reg max_keeping_nan(Reg x, Reg running) {
-    return select(x != x, x, select(x > running, x, running));
-  }
+  static Reg max_keeping_nan(Reg x, Reg running) { return select(x != x, x, select(x > running, x, running)); }
 
   static Ints load_ints(const int32_t* p) {
     Ints x;

@@ -22,8 +22,9 @@ Difference compare(const TensorView& got, const TensorView& want) {
     norm_a += x * x;
     norm_b += y * y;
     dot += x * y;
-    // Written so that a NaN difference is kept.
-    if (!(std::abs(x - y) <= difference.max_abs)) difference.max_abs = std::abs(x - y);
+    const double distance = std::abs(x - y);
+    // A NaN stays: no comparison with it holds.
+    if (std::isnan(distance) || distance > difference.max_abs) difference.max_abs = distance;
   }
   if (error != 0 || norm_b != 0) difference.rel_l2 = std::sqrt(error / norm_b);
   if (norm_a != 0 || norm_b != 0) difference.cosine = dot / std::sqrt(norm_a * norm_b);

@@ -98,8 +98,10 @@ std::vector<TokenRun> token_runs(const Problem& problem, const SequenceTable& ta
     for (size_t begin = 0; begin < tokens.size(); begin += static_cast<size_t>(tokens_per_run)) {
       const size_t end = std::min(tokens.size(), begin + static_cast<size_t>(tokens_per_run));
       for (int64_t head = 0; head < problem.num_kv_heads; ++head) {
-        runs.push_back({head, s, {tokens.begin() + static_cast<std::ptrdiff_t>(begin),
-                                  tokens.begin() + static_cast<std::ptrdiff_t>(end)}});
+        runs.push_back(
+            {head,
+             s,
+             {tokens.begin() + static_cast<std::ptrdiff_t>(begin), tokens.begin() + static_cast<std::ptrdiff_t>(end)}});
       }
     }
   }

@@ -50,8 +50,8 @@ std::vector<Range> cut_into_ranges(const Problem& problem, const Selection& sele
   return ranges;
 }
 
-// The inverted index of one KV head of the pass, by counting sort. Queries are visited in order, so they ascend within a
-// row. `first_entry` is where the head's entries begin.
+// The inverted index of one KV head of the pass, by counting sort. Queries are visited in order, so they ascend within
+// a row. `first_entry` is where the head's entries begin.
 void invert_head(const Problem& problem, const SequenceTable& table, const Selection& selection, int64_t head,
                  int64_t first_entry, Pass& pass) {
   const int64_t num_rows = table.cu_kv_blocks.back();

@@ -15,19 +15,20 @@ namespace {
 
 // The CPU kernels' cost model. Unit: one query row against one key, 4 * head_dim FLOP, in a full tile. Constants fitted
 // on one and on 16 cores with AVX-512 (docs/cpu.md).
-constexpr double kOneVectorCost = 1.25;   // a tile of one vector issues a load for every multiply-add
+constexpr double kOneVectorCost = 1.25;  // a tile of one vector issues a load for every multiply-add
 constexpr double kTwoVectorCost = 1.05;
-constexpr double kGatherCost = 6.0;       // per row and block: transposing q in and the output back, at any head_dim
-constexpr double kPartialCost = 12.0;     // likewise of kv-outer, whose partials also count as bytes
-constexpr double kFlopPerByte = 12.0;     // what a byte from beyond the L2 costs, fetched ahead as it is
+constexpr double kGatherCost = 6.0;    // per row and block: transposing q in and the output back, at any head_dim
+constexpr double kPartialCost = 12.0;  // likewise of kv-outer, whose partials also count as bytes
+constexpr double kFlopPerByte = 12.0;  // what a byte from beyond the L2 costs, fetched ahead as it is
 
 constexpr int64_t kSampledRuns = 32;  // runs of queries whose overlap is counted
 
 // Cost of a tile of `rows` rows, in rows.
 double tile_cost(int64_t rows, const PlanOptions& options) {
   const int64_t vectors = (rows + options.tile_row_step - 1) / options.tile_row_step;
-  return static_cast<double>(vectors * options.tile_row_step) *
-         (vectors == 1 ? kOneVectorCost : vectors == 2 ? kTwoVectorCost : 1.0);
+  return static_cast<double>(vectors * options.tile_row_step) * (vectors == 1   ? kOneVectorCost
+                                                                 : vectors == 2 ? kTwoVectorCost
+                                                                                : 1.0);
 }
 
 // Cost of `rows` rows cut into full tiles and a last one.
@@ -97,8 +98,8 @@ LoopChoice choose_loop_order(const Problem& problem, const Selection& selection,
   const Overlap gathered = sample_overlap(problem, table, selection, gathered_tokens, options);
   const int64_t picks = selection.num_entries();
   const double pass_picks = static_cast<double>(options.workspace_limit / partial_bytes_per_entry(problem));
-  const double pass_share = std::min(1.0, pass_picks * static_cast<double>(problem.num_kv_heads) /
-                                              static_cast<double>(std::max<int64_t>(1, picks)));
+  const double pass_share = std::min(
+      1.0, pass_picks * static_cast<double>(problem.num_kv_heads) / static_cast<double>(std::max<int64_t>(1, picks)));
   const int64_t pass_tokens =
       std::max<int64_t>(1, static_cast<int64_t>(pass_share * static_cast<double>(problem.total_q())));
   const Overlap inverted = sample_overlap(problem, table, selection, pass_tokens, options);
@@ -109,14 +110,14 @@ LoopChoice choose_loop_order(const Problem& problem, const Selection& selection,
   const double keys = static_cast<double>(problem.kv_block_size), rows = static_cast<double>(group);
   const double p = static_cast<double>(picks);
   const std::array<Candidate, 4> candidates = {{
-      {LoopOrder::q_outer, token_rows, "q_outer per token", p * flop_per_row * token_tiles * tile_cost(token_rows, options),
-       p * tiled.distinct * block_bytes},
+      {LoopOrder::q_outer, token_rows, "q_outer per token",
+       p * flop_per_row * token_tiles * tile_cost(token_rows, options), p * tiled.distinct * block_bytes},
       {LoopOrder::q_outer, options.tile_rows, "q_outer in union tiles",
        p * flop_per_row * tile.distinct * tile_cost(std::min(tile_tokens * group, options.tile_rows), options) *
            (group > options.tile_rows ? token_tiles : 1.0),
        p * tiled.distinct * block_bytes},
-      {LoopOrder::q_outer, 0, "q_outer gathered", p * flop_per_row * (gathered.gathered_rows + rows * kGatherCost / keys),
-       p * gathered.distinct * block_bytes},
+      {LoopOrder::q_outer, 0, "q_outer gathered",
+       p * flop_per_row * (gathered.gathered_rows + rows * kGatherCost / keys), p * gathered.distinct * block_bytes},
       {LoopOrder::kv_outer, 0, "kv_outer", p * flop_per_row * (inverted.gathered_rows + rows * kPartialCost / keys),
        p * (inverted.distinct * block_bytes + 2.0 * static_cast<double>(partial_bytes_per_entry(problem)))},
   }};
@@ -129,14 +130,13 @@ LoopChoice choose_loop_order(const Problem& problem, const Selection& selection,
   LoopChoice choice;
   choice.loop_order = best->order;
   choice.q_rows_per_tile = best->rows_per_tile;
-  choice.explain =
-      fmt::format("{} ({}); {} picks; {} neighbouring queries pick {:.2f}x fewer distinct blocks, {} {:.1f}x, {} {:.1f}x;",
-                  best->name, options.loop_order == LoopOrder::automatic ? "least modelled cost" : "as asked", picks,
-                  tile_tokens, 1.0 / tile.distinct, gathered_tokens, 1.0 / gathered.distinct, pass_tokens,
-                  1.0 / inverted.distinct);
+  choice.explain = fmt::format(
+      "{} ({}); {} picks; {} neighbouring queries pick {:.2f}x fewer distinct blocks, {} {:.1f}x, {} {:.1f}x;",
+      best->name, options.loop_order == LoopOrder::automatic ? "least modelled cost" : "as asked", picks, tile_tokens,
+      1.0 / tile.distinct, gathered_tokens, 1.0 / gathered.distinct, pass_tokens, 1.0 / inverted.distinct);
   for (const Candidate& candidate : candidates) {
-    choice.explain += fmt::format(" {} {:.3g} GFLOP and {:.3g} GB,", candidate.name, candidate.flop * 1e-9,
-                                  candidate.bytes * 1e-9);
+    choice.explain +=
+        fmt::format(" {} {:.3g} GFLOP and {:.3g} GB,", candidate.name, candidate.flop * 1e-9, candidate.bytes * 1e-9);
   }
   choice.explain.pop_back();
   choice.explain += fmt::format(" (a byte counts as {} FLOP)", kFlopPerByte);

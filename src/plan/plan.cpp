@@ -12,9 +12,12 @@ namespace tilesieve {
 
 std::string_view name_of(LoopOrder order) {
   switch (order) {
-    case LoopOrder::automatic: return "auto";
-    case LoopOrder::q_outer: return "q_outer";
-    case LoopOrder::kv_outer: return "kv_outer";
+    case LoopOrder::automatic:
+      return "auto";
+    case LoopOrder::q_outer:
+      return "q_outer";
+    case LoopOrder::kv_outer:
+      return "kv_outer";
   }
   return "unknown";
 }

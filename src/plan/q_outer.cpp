@@ -35,8 +35,8 @@ int64_t q_run_tokens(const Problem& problem, int64_t q_rows_per_tile, const Plan
   return std::clamp<int64_t>(std::min(cached, balanced), 1, kMaxQRunTokens);
 }
 
-// Later tokens first: with a causal mask they see the most keys. Gathered runs are long, so they get shorter towards the
-// end: each is at most half of a thread's share of what is left.
+// Later tokens first: with a causal mask they see the most keys. Gathered runs are long, so they get shorter towards
+// the end: each is at most half of a thread's share of what is left.
 std::vector<QRun> make_q_runs(const Problem& problem, int64_t q_rows_per_tile, const PlanOptions& options) {
   const int64_t most = q_run_tokens(problem, q_rows_per_tile, options);
   const int64_t num_blocks = problem.total_kv_blocks() / std::max<int64_t>(1, problem.num_sequences());

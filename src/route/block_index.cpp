@@ -21,11 +21,16 @@ BlockIndex BlockIndex::from(const TensorView& view) {
 
 std::string_view name_of(Router router) {
   switch (router) {
-    case Router::index: return "index";
-    case Router::qk_max: return "qk-max";
-    case Router::mean_pool: return "mean-pool";
-    case Router::oracle: return "oracle";
-    case Router::random: return "random";
+    case Router::index:
+      return "index";
+    case Router::qk_max:
+      return "qk-max";
+    case Router::mean_pool:
+      return "mean-pool";
+    case Router::oracle:
+      return "oracle";
+    case Router::random:
+      return "random";
   }
   return "unknown";
 }

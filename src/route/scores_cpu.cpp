@@ -38,7 +38,8 @@ std::vector<float> mean_keys(const Problem& problem, const SequenceTable& table,
     const size_t s = static_cast<size_t>(index % problem.num_sequences());
     for (int64_t b = 0; b < problem.num_kv_blocks(static_cast<int64_t>(s)); ++b) {
       float* mean = means.data() + (head * total_blocks + table.cu_kv_blocks[s] + b) * d;
-      const int64_t begin = b * problem.kv_block_size, end = std::min(begin + problem.kv_block_size, problem.kv_lens[s]);
+      const int64_t begin = b * problem.kv_block_size,
+                    end = std::min(begin + problem.kv_block_size, problem.kv_lens[s]);
       for (int64_t j = begin; j < end; ++j) {
         const float* key = k.as<const float>() + (table.cu_seqlens_kv[s] + j) * k.strides[0] + head * k.strides[1];
         for (int64_t c = 0; c < d; ++c) mean[c] += key[c];
@@ -59,11 +60,21 @@ class RunScorer {
   const float* score(const TokenRun& run, const std::vector<int64_t>& visible, int64_t stride) {
     scores_.resize(static_cast<size_t>(run.num_heads() * run.num_tokens() * stride));
     switch (options_.router) {
-      case Router::index: index_scores(run, visible, stride); break;
-      case Router::qk_max: qk_max_scores(run, visible, stride); break;
-      case Router::mean_pool: mean_pool_scores(run, visible, stride); break;
-      case Router::oracle: oracle_scores(run, visible, stride); break;
-      case Router::random: random_scores(run, stride); break;
+      case Router::index:
+        index_scores(run, visible, stride);
+        break;
+      case Router::qk_max:
+        qk_max_scores(run, visible, stride);
+        break;
+      case Router::mean_pool:
+        mean_pool_scores(run, visible, stride);
+        break;
+      case Router::oracle:
+        oracle_scores(run, visible, stride);
+        break;
+      case Router::random:
+        random_scores(run, stride);
+        break;
     }
     return scores_.data();
   }
@@ -73,8 +84,8 @@ class RunScorer {
     RowRun rows;
     rows.head_dim = keys.sizes[keys.num_dims - 1];
     const int64_t head_offset = keys.num_dims == 3 ? head * keys.strides[1] : 0;
-    rows.keys = keys.as<const float>() +
-                table_.cu_seqlens_kv[static_cast<size_t>(run.sequence)] * keys.strides[0] + head_offset;
+    rows.keys = keys.as<const float>() + table_.cu_seqlens_kv[static_cast<size_t>(run.sequence)] * keys.strides[0] +
+                head_offset;
     rows.key_stride = keys.strides[0];
     rows.kv_block_size = problem_.kv_block_size;
     return rows;
@@ -107,8 +118,9 @@ class RunScorer {
     const float* keys = rows.keys;
     const int64_t key_stride = rows.key_stride;
     rows.rows = group_mean_queries(run);
-    rows.keys = means_.data() + (run.head_begin * table_.cu_kv_blocks.back() +
-                                 table_.cu_kv_blocks[static_cast<size_t>(run.sequence)]) * d;
+    rows.keys =
+        means_.data() +
+        (run.head_begin * table_.cu_kv_blocks.back() + table_.cu_kv_blocks[static_cast<size_t>(run.sequence)]) * d;
     rows.key_stride = d;
     for (int64_t keys_seen : visible) rows.visible.push_back(ceil_div(keys_seen, block));
     scorer_.score_per_key(rows, scores_.data(), stride);
@@ -129,7 +141,8 @@ class RunScorer {
       }
       float score = 0.0f;
       for (int64_t c = 0; c < d; ++c) {
-        score += rows.rows[static_cast<size_t>(i)][c] * (sum[static_cast<size_t>(c)] / static_cast<float>(keys_seen - first));
+        score += rows.rows[static_cast<size_t>(i)][c] *
+                 (sum[static_cast<size_t>(c)] / static_cast<float>(keys_seen - first));
       }
       scores_[static_cast<size_t>(i * stride + first / block)] = score;
     }

@@ -34,6 +34,7 @@ double parse_real(std::string_view key, std::string_view text) {
 
 std::vector<int64_t> parse_list(std::string_view key, std::string_view text) {
   std::vector<int64_t> values;
+  if (text.empty()) return values;  // a batch of no sequences
   while (true) {
     const size_t comma = text.find(',');
     values.push_back(parse_integer(key, text.substr(0, comma)));
@@ -97,7 +98,8 @@ void Problem::validate() const {
   if (head_dim < 8 || head_dim > 256 || head_dim % 8 != 0) {
     fail("problem.head_dim: got {}, expected a multiple of 8 from 8 to 256", head_dim);
   }
-  if (q_block_size != 1) fail("problem.q_block_size: got {}, only 1 (a selection per token) is supported", q_block_size);
+  if (q_block_size != 1)
+    fail("problem.q_block_size: got {}, only 1 (a selection per token) is supported", q_block_size);
   if (kv_block_size < 8 || kv_block_size > 1024 || kv_block_size % 8 != 0) {
     fail("problem.kv_block_size: got {}, expected a multiple of 8 from 8 to 1024", kv_block_size);
   }
@@ -158,9 +160,9 @@ Problem Problem::parse(std::string_view line) {
 }
 
 std::string Problem::to_line() const {
-  std::string line = fmt::format("hq={} hkv={} d={} q={} kv={} block={} topk={} causal={}", num_q_heads, num_kv_heads,
-                                 head_dim, fmt::join(q_lens, ","), fmt::join(kv_lens, ","), kv_block_size, top_k,
-                                 causal ? 1 : 0);
+  std::string line =
+      fmt::format("hq={} hkv={} d={} q={} kv={} block={} topk={} causal={}", num_q_heads, num_kv_heads, head_dim,
+                  fmt::join(q_lens, ","), fmt::join(kv_lens, ","), kv_block_size, top_k, causal ? 1 : 0);
   if (softmax_scale != 0.0) line += fmt::format(" scale={}", softmax_scale);
   if (q_block_size != 1) line += fmt::format(" qblock={}", q_block_size);
   return line;

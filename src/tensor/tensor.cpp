@@ -3,9 +3,9 @@
 
 #include <cstring>
 
+#include "base/aligned.h"
 #include "base/fail.h"
 #include "base/number_formats.h"
-#include "base/aligned.h"
 
 namespace tilesieve {
 
@@ -16,9 +16,9 @@ struct DTypeFacts {
   int64_t bytes;
 };
 
-constexpr DTypeFacts kDTypes[] = {{"f64", 8}, {"f32", 4}, {"f16", 2}, {"bf16", 2}, {"f8_e4m3", 1},
-                                  {"f8_e5m2", 1}, {"i64", 8}, {"i32", 4}, {"i16", 2}, {"i8", 1},
-                                  {"u64", 8}, {"u32", 4}, {"u16", 2}, {"u8", 1}, {"bool", 1}};
+constexpr DTypeFacts kDTypes[] = {{"f64", 8},     {"f32", 4}, {"f16", 2}, {"bf16", 2}, {"f8_e4m3", 1},
+                                  {"f8_e5m2", 1}, {"i64", 8}, {"i32", 4}, {"i16", 2},  {"i8", 1},
+                                  {"u64", 8},     {"u32", 4}, {"u16", 2}, {"u8", 1},   {"bool", 1}};
 
 constexpr int64_t kMaxBytes = int64_t{1} << 62;
 

@@ -24,10 +24,10 @@ int64_t clamp(int64_t x, int64_t low, int64_t high) { return x < low ? low : x >
 
 // State of one tile in scratch memory.
 struct Tile {
-  float* q_t;  // [head_dim][padded rows], scaled
-  float* o_t;  // [head_dim][padded rows]
-  float* m;    // [padded rows], log2 units
-  float* l;    // [padded rows]
+  float* q_t;     // [head_dim][padded rows], scaled
+  float* o_t;     // [head_dim][padded rows]
+  float* m;       // [padded rows], log2 units
+  float* l;       // [padded rows]
   float* factor;  // [padded rows], of Visit::kDetach
   int64_t first_row;
   int num_rows;
@@ -55,8 +55,8 @@ struct Block {
 
 // o_t [head_dim][N * kLanes] = o_t * factor + p^T v over the block's keys; factor nullptr = o_t holds nothing yet.
 template <int N>
-void add_values(const float* p, const KeyBlock& values, const KeyBlock& ahead, int64_t head_dim,
-                const Vec::Reg* factor, float* o_t) {
+void add_values(const float* p, const KeyBlock& values, const KeyBlock& ahead, int64_t head_dim, const Vec::Reg* factor,
+                float* o_t) {
   constexpr int M = Vec::kTileSteps;  // divides head_dim, which is a multiple of 8
   for (int64_t d = 0; d < head_dim; d += M) {
     prefetch_rows(ahead, ahead.count * d / head_dim, ahead.count * (d + M) / head_dim, head_dim);
@@ -65,9 +65,8 @@ void add_values(const float* p, const KeyBlock& values, const KeyBlock& ahead, i
     for (int i = 0; i < M; ++i) {
 #pragma GCC unroll 8
       for (int n = 0; n < N; ++n) {
-        acc[i][n] = factor == nullptr
-                        ? Vec::zero()
-                        : Vec::mul(Vec::load(o_t + ((d + i) * N + n) * Vec::kLanes), factor[n]);
+        acc[i][n] =
+            factor == nullptr ? Vec::zero() : Vec::mul(Vec::load(o_t + ((d + i) * N + n) * Vec::kLanes), factor[n]);
       }
     }
     tile_product<M, N>(values.data + d, 1, values.stride, values.count, p, N * Vec::kLanes, acc);
@@ -113,9 +112,12 @@ void visit(const Tile& tile, const Block& block, int64_t head_dim, Visit kind, f
 
 void visit_rows(const Tile& tile, const Block& block, int64_t head_dim, Visit kind, float* p) {
   switch (vectors_for(tile.num_rows)) {
-    case 1: return visit<1>(tile, block, head_dim, kind, p);
-    case 2: return visit<2>(tile, block, head_dim, kind, p);
-    default: return visit<3>(tile, block, head_dim, kind, p);
+    case 1:
+      return visit<1>(tile, block, head_dim, kind, p);
+    case 2:
+      return visit<2>(tile, block, head_dim, kind, p);
+    default:
+      return visit<3>(tile, block, head_dim, kind, p);
   }
 }
 
@@ -132,9 +134,12 @@ Block block_at(const HeadTensors& t, int64_t first_key, int64_t num_keys, const 
 
 void load_tile(const Tile& tile, const float* const* rows, int64_t head_dim, float scale) {
   switch (vectors_for(tile.num_rows)) {
-    case 1: return load_rows<1>(rows, tile.num_rows, head_dim, scale, tile.q_t);
-    case 2: return load_rows<2>(rows, tile.num_rows, head_dim, scale, tile.q_t);
-    default: return load_rows<3>(rows, tile.num_rows, head_dim, scale, tile.q_t);
+    case 1:
+      return load_rows<1>(rows, tile.num_rows, head_dim, scale, tile.q_t);
+    case 2:
+      return load_rows<2>(rows, tile.num_rows, head_dim, scale, tile.q_t);
+    default:
+      return load_rows<3>(rows, tile.num_rows, head_dim, scale, tile.q_t);
   }
 }
 
@@ -234,13 +239,9 @@ class BlockWalk {
   // Keys of the block that the token sees; 0 when it did not pick the block.
   int64_t limit(int64_t token) const { return limits_[token]; }
   // The block after this one, as far as any token sees it; no keys when there is none.
-  int64_t next_first_key() const {
-    return next_block_ == INT64_MAX ? 0 : next_block_ * item_.tensors.kv_block_size;
-  }
+  int64_t next_first_key() const { return next_block_ == INT64_MAX ? 0 : next_block_ * item_.tensors.kv_block_size; }
   int64_t next_num_keys() const {
-    return next_block_ == INT64_MAX
-               ? 0
-               : smaller(most_visible_ - next_first_key(), item_.tensors.kv_block_size);
+    return next_block_ == INT64_MAX ? 0 : smaller(most_visible_ - next_first_key(), item_.tensors.kv_block_size);
   }
 
  private:
@@ -304,8 +305,8 @@ void q_outer_tiles(const QOuterItem& item, float* scratch) {
       bool ragged;
       const int64_t num_keys = row_limits(tiles[i], walk, t.group_size, limits, &ragged);
       if (num_keys == 0) continue;
-      const Block block = block_at(t, first_key, num_keys, ragged ? limits : nullptr, walk.next_first_key(),
-                                   walk.next_num_keys());
+      const Block block =
+          block_at(t, first_key, num_keys, ragged ? limits : nullptr, walk.next_first_key(), walk.next_num_keys());
       visit_rows(tiles[i], block, t.head_dim, started[i] ? Visit::kNext : Visit::kFirst, p);
       started[i] = true;
     }
@@ -377,8 +378,8 @@ void q_outer_gather(const QOuterItem& item, float* scratch) {
         tile.l[i] = i < count ? l[state[i]] : 0.0f;
       }
       load_tile(tile, in, t.head_dim, t.scale_log2);
-      const Block block = block_at(t, first_key, most, ragged ? limits : nullptr, walk.next_first_key(),
-                                   walk.next_num_keys());
+      const Block block =
+          block_at(t, first_key, most, ragged ? limits : nullptr, walk.next_first_key(), walk.next_num_keys());
       visit_rows(tile, block, t.head_dim, Visit::kDetach, p);
       merge_rows(tile, t.head_dim, out);
       for (int i = 0; i < count; ++i) {
@@ -417,8 +418,8 @@ void kv_outer(const KvOuterItem& item, float* scratch) {
       num_keys = limit > num_keys ? limit : num_keys;
     }
     load_tile(tile, in, t.head_dim, t.scale_log2);
-    const Block block = block_at(t, item.first_key, num_keys, ragged ? limits : nullptr, item.next_first_key,
-                                 item.next_num_keys);
+    const Block block =
+        block_at(t, item.first_key, num_keys, ragged ? limits : nullptr, item.next_first_key, item.next_num_keys);
     visit_rows(tile, block, t.head_dim, Visit::kFirst, p);
     store_rows(tile, t.head_dim, out);
     for (int r = 0; r < tile.num_rows; ++r) {

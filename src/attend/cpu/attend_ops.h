@@ -23,11 +23,11 @@ struct HeadTensors {
 struct QOuterItem {
   HeadTensors tensors;
   int64_t q_begin, num_tokens;
-  int64_t rows_per_tile;       // at most tile_rows; q_outer_gather fills its tiles and does not read it
-  const int64_t* visible;      // [num_tokens] keys that a token sees
-  const int64_t* row_ptr;      // [num_tokens + 1] into kv_block; nullptr = every visible block
-  const int32_t* kv_block;     // ascending ids of each token
-  float* o;                    // as q, with its own strides
+  int64_t rows_per_tile;    // at most tile_rows; q_outer_gather fills its tiles and does not read it
+  const int64_t* visible;   // [num_tokens] keys that a token sees
+  const int64_t* row_ptr;   // [num_tokens + 1] into kv_block; nullptr = every visible block
+  const int32_t* kv_block;  // ascending ids of each token
+  float* o;                 // as q, with its own strides
   int64_t o_token_stride, o_head_stride;
   float* lse;
   int64_t lse_token_stride, lse_head_stride;
@@ -36,23 +36,23 @@ struct QOuterItem {
 // The queries [0, num_entries) that chose one block.
 struct KvOuterItem {
   HeadTensors tensors;
-  int64_t first_key;        // of the block, inside the sequence
-  int64_t num_keys;         // of the block, cut at the sequence's end
-  int64_t next_first_key;   // of the block that follows in the work item; next_num_keys = 0 when none does
+  int64_t first_key;       // of the block, inside the sequence
+  int64_t num_keys;        // of the block, cut at the sequence's end
+  int64_t next_first_key;  // of the block that follows in the work item; next_num_keys = 0 when none does
   int64_t next_num_keys;
-  const int32_t* q_index;   // [num_entries]
+  const int32_t* q_index;  // [num_entries]
   int64_t num_entries;
-  const int64_t* visible;   // [total_q] keys that a token sees
-  float* o_partial;         // [num_entries * group_size, head_dim]
-  float* m;                 // [num_entries * group_size]
+  const int64_t* visible;  // [total_q] keys that a token sees
+  float* o_partial;        // [num_entries * group_size, head_dim]
+  float* m;                // [num_entries * group_size]
   float* l;
 };
 
 struct AttendOps {
   int tile_rows;
   int tile_row_step;
-  // Floats of scratch, 64-byte aligned, that one thread needs for items of num_tiles tiles (q_outer_gather, kv_outer: 1)
-  // and num_state_rows rows (q_outer_gather alone).
+  // Floats of scratch, 64-byte aligned, that one thread needs for items of num_tiles tiles (q_outer_gather, kv_outer:
+  // 1) and num_state_rows rows (q_outer_gather alone).
   int64_t (*scratch_floats)(int64_t num_tiles, int64_t num_state_rows, int64_t head_dim, int64_t kv_block_size);
   void (*q_outer_tiles)(const QOuterItem& item, float* scratch);
   void (*q_outer_gather)(const QOuterItem& item, float* scratch);
