@@ -31,6 +31,9 @@ Plan plan_attention(const Problem& problem, const BlockIndex& block_index, const
 void run_plan(const Problem& problem, const AttentionInputs& inputs, const Plan& plan, const AttentionOutputs& outputs,
               void* workspace, const Execution& execution) {
   check_inputs(problem, inputs, outputs);
+  if (plan.problem != problem) {
+    fail("plan: was made for '{}', got '{}'", plan.problem.to_line(), problem.to_line());
+  }
   if (plan.loop_order == LoopOrder::q_outer) return attend_q_outer(problem, inputs, plan, outputs, execution);
 
   AlignedArray<uint8_t> own_workspace;

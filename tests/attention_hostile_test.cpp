@@ -310,6 +310,14 @@ TEST_F(AttentionRefusals, BlockIndexOfAnotherShape) {
   EXPECT_THAT(error_of([&] { BlockIndex::from(flat.view()); }), HasSubstr("block_index: "));
 }
 
+TEST_F(AttentionRefusals, NumberOfThreadsThatCannotBe) {
+  for (int threads : {-1, 1 << 20}) {
+    const Execution execution = {threads, Isa::best};
+    EXPECT_THAT(error_of([&] { dense_attention(c_.problem, c_.inputs(), output_.views(), execution); }),
+                AllOf(HasSubstr("num_threads"), HasSubstr(std::to_string(threads))));
+  }
+}
+
 TEST_F(AttentionRefusals, InstructionSetThatIsNotHere) {
   int refused = 0;
   for (Isa isa : {Isa::portable, Isa::avx2, Isa::avx512}) {

@@ -38,7 +38,7 @@ std::vector<Mass> measure_mass(const Problem& problem, const TensorView& q, cons
 // Error of `got` against `want`, both f32 of the same shape, accumulated in f64.
 struct Difference {
   double rel_l2 = 0;  // ||got - want|| / ||want||; 0 where both are 0
-  double cosine = 1;  // <got, want> / (||got|| ||want||); 1 where both are 0
+  double cosine = 1;  // <got, want> / (||got|| ||want||); 1 where both are 0, 0 where one is
   double max_abs = 0;
 };
 Difference compare(const TensorView& got, const TensorView& want);

@@ -70,6 +70,7 @@ struct QRun {
 };
 
 struct Plan {
+  Problem problem;                            // that it was made for; it runs no other
   LoopOrder loop_order = LoopOrder::q_outer;  // never automatic
   bool dense = false;                         // every visible block is picked; `selection` is then empty
   std::string explain;                        // why this order, with the numbers it rests on

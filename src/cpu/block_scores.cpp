@@ -27,12 +27,12 @@ float* BlockScorer::buffer(size_t slot, int64_t floats) {
   return buffer.memory.get();
 }
 
-void BlockScorer::load_tiles(const RowRun& run, float scale) {
+void BlockScorer::load_tiles(const RowRun& run) {
   const int64_t tile_rows = stats_.rows_per_tile;
   float* q_t = buffer(kQueries, round_up(run.num_rows(), tile_rows) * run.head_dim);
   for (int64_t first = 0; first < run.num_rows(); first += tile_rows) {
     const int num_rows = static_cast<int>(std::min(tile_rows, run.num_rows() - first));
-    stats_.load_rows(run.rows.data() + first, num_rows, run.head_dim, scale, q_t + first * run.head_dim);
+    stats_.load_rows(run.rows.data() + first, num_rows, run.head_dim, q_t + first * run.head_dim);
   }
 }
 
@@ -63,7 +63,7 @@ void BlockScorer::for_each_tile_and_block(const RowRun& run, const Visit& visit)
 }
 
 void BlockScorer::max_per_block(const RowRun& run, float* out, int64_t out_stride) {
-  load_tiles(run, run.scale);
+  load_tiles(run);
   float* largest = buffer(kM, stats_.rows_per_tile);
   for_each_tile_and_block(run, [&](int64_t first, int num_rows, const float* q_t, int64_t block, const float* keys,
                                    int64_t num_keys, const int32_t* limits) {
@@ -72,8 +72,9 @@ void BlockScorer::max_per_block(const RowRun& run, float* out, int64_t out_strid
   });
 }
 
-void BlockScorer::mass_per_block(const RowRun& run, float* out, int64_t out_stride) {
-  load_tiles(run, static_cast<float>(run.scale * kLog2E));
+void BlockScorer::mass_per_block(const RowRun& run, double softmax_scale, float* out, int64_t out_stride) {
+  load_tiles(run);
+  const float scale_log2 = static_cast<float>(softmax_scale * kLog2E);
   const int64_t num_blocks = (run.max_visible() + run.kv_block_size - 1) / run.kv_block_size;
   float* scratch = buffer(kScores, run.kv_block_size * stats_.rows_per_tile);
   const int64_t padded_rows = round_up(run.num_rows(), stats_.rows_per_tile);
@@ -83,7 +84,7 @@ void BlockScorer::mass_per_block(const RowRun& run, float* out, int64_t out_stri
   std::fill(l, l + padded_rows * num_blocks, 0.0f);
   for_each_tile_and_block(run, [&](int64_t first, int num_rows, const float* q_t, int64_t block, const float* keys,
                                    int64_t num_keys, const int32_t* limits) {
-    stats_.softmax(q_t, num_rows, run.head_dim, keys, run.key_stride, num_keys, limits, scratch,
+    stats_.softmax(q_t, num_rows, run.head_dim, keys, run.key_stride, num_keys, limits, scale_log2, scratch,
                    m + block * padded_rows + first, l + block * padded_rows + first);
   });
   for (int64_t r = 0; r < run.num_rows(); ++r) {
@@ -103,7 +104,7 @@ void BlockScorer::mass_per_block(const RowRun& run, float* out, int64_t out_stri
 }
 
 void BlockScorer::score_per_key(const RowRun& run, float* out, int64_t out_stride) {
-  load_tiles(run, run.scale);
+  load_tiles(run);
   float* scores = buffer(kScores, run.kv_block_size * stats_.rows_per_tile);
   for_each_tile_and_block(run, [&](int64_t first, int num_rows, const float* q_t, int64_t block, const float* keys,
                                    int64_t num_keys, const int32_t*) {

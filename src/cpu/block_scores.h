@@ -18,7 +18,6 @@ struct RowRun {
   const float* keys = nullptr;  // key j at keys + j * key_stride
   int64_t key_stride = 0;
   int64_t kv_block_size = 0;
-  float scale = 1.0f;
 
   int64_t num_rows() const { return static_cast<int64_t>(rows.size()); }
   int64_t max_visible() const;
@@ -33,15 +32,15 @@ class BlockScorer {
   // out[r * out_stride + b] = largest visible score of row r in block b, for every block that row sees a key of.
   void max_per_block(const RowRun& run, float* out, int64_t out_stride);
 
-  // out[r * out_stride + b] = share of row r's softmax (over its visible keys, scale in natural units) that lies on
+  // out[r * out_stride + b] = share of row r's softmax (softmax_scale * score, over its visible keys) that lies on
   // block b, likewise.
-  void mass_per_block(const RowRun& run, float* out, int64_t out_stride);
+  void mass_per_block(const RowRun& run, double softmax_scale, float* out, int64_t out_stride);
 
   // out[r * out_stride + j] = score of row r against key j, for every key of [0, max_visible).
   void score_per_key(const RowRun& run, float* out, int64_t out_stride);
 
  private:
-  void load_tiles(const RowRun& run, float scale);
+  void load_tiles(const RowRun& run);
   template <class Visit>
   void for_each_tile_and_block(const RowRun& run, const Visit& visit);
   float* buffer(size_t slot, int64_t floats);

@@ -8,14 +8,14 @@ namespace tilesieve::TILESIEVE_ISA {
 
 namespace {
 
-void load(const float* const* rows, int num_rows, int64_t head_dim, float scale, float* q_t) {
+void load(const float* const* rows, int num_rows, int64_t head_dim, float* q_t) {
   switch (vectors_for(num_rows)) {
     case 1:
-      return load_rows<1>(rows, num_rows, head_dim, scale, q_t);
+      return load_rows<1>(rows, num_rows, head_dim, q_t);
     case 2:
-      return load_rows<2>(rows, num_rows, head_dim, scale, q_t);
+      return load_rows<2>(rows, num_rows, head_dim, q_t);
     default:
-      return load_rows<3>(rows, num_rows, head_dim, scale, q_t);
+      return load_rows<3>(rows, num_rows, head_dim, q_t);
   }
 }
 
@@ -63,15 +63,15 @@ void all_scores(const float* q_t, int num_rows, int64_t head_dim, const float* k
 }
 
 void softmax_state(const float* q_t, int num_rows, int64_t head_dim, const float* keys, int64_t key_stride,
-                   int64_t num_keys, const int32_t* limits, float* scratch, float* m, float* l) {
+                   int64_t num_keys, const int32_t* limits, float scale_log2, float* scratch, float* m, float* l) {
   const KeyBlock block{keys, key_stride, num_keys};
   switch (vectors_for(num_rows)) {
     case 1:
-      return softmax_block<1>(q_t, head_dim, block, limits, scratch, m, l);
+      return softmax_block<1>(q_t, head_dim, block, limits, scale_log2, scratch, m, l);
     case 2:
-      return softmax_block<2>(q_t, head_dim, block, limits, scratch, m, l);
+      return softmax_block<2>(q_t, head_dim, block, limits, scale_log2, scratch, m, l);
     default:
-      return softmax_block<3>(q_t, head_dim, block, limits, scratch, m, l);
+      return softmax_block<3>(q_t, head_dim, block, limits, scale_log2, scratch, m, l);
   }
 }
 

@@ -13,8 +13,8 @@ struct BlockStats {
   int rows_per_tile;
   int row_step;  // rows are padded to a multiple of this
 
-  // q_t [head_dim][padded rows] = scale * rows, transposed.
-  void (*load_rows)(const float* const* rows, int num_rows, int64_t head_dim, float scale, float* q_t);
+  // q_t [head_dim][padded rows] = rows, transposed.
+  void (*load_rows)(const float* const* rows, int num_rows, int64_t head_dim, float* q_t);
 
   // Key j lies at keys + j * key_stride. limits [padded rows] = keys that a row sees, at most num_keys; nullptr = all.
   // A row that sees none gets -inf (max) or (-inf, 0) (softmax).
@@ -24,9 +24,10 @@ struct BlockStats {
   // scores [num_keys][padded rows].
   void (*scores)(const float* q_t, int num_rows, int64_t head_dim, const float* keys, int64_t key_stride,
                  int64_t num_keys, float* scores);
-  // m = largest score, l = sum of exp2(score - m); `scratch` holds num_keys * rows_per_tile floats.
+  // m = scale_log2 * largest score, l = sum of exp2(scale_log2 * score - m); `scratch` holds num_keys * rows_per_tile
+  // floats.
   void (*softmax)(const float* q_t, int num_rows, int64_t head_dim, const float* keys, int64_t key_stride,
-                  int64_t num_keys, const int32_t* limits, float* scratch, float* m, float* l);
+                  int64_t num_keys, const int32_t* limits, float scale_log2, float* scratch, float* m, float* l);
 };
 
 // The forms for an instruction set that is available; Isa::best is resolved.

@@ -37,17 +37,16 @@ TILESIEVE_INLINE void tile_product(const float* a, int64_t a_row, int64_t a_step
   }
 }
 
-// q_t [head_dim][N * kLanes] = scale * rows, transposed; rows that are missing in the last vector become 0.
+// q_t [head_dim][N * kLanes] = rows, transposed; rows that are missing in the last vector become 0.
 template <int N>
-TILESIEVE_INLINE void load_rows(const float* const* rows, int num_rows, int64_t head_dim, float scale, float* q_t) {
+TILESIEVE_INLINE void load_rows(const float* const* rows, int num_rows, int64_t head_dim, float* q_t) {
   constexpr int64_t kStep = N * Vec::kLanes;
-  const Vec::Reg factor = Vec::set1(scale);
   for (int n = 0; n < N; ++n) {
     const int first = n * Vec::kLanes;
     const int count = num_rows - first < Vec::kLanes ? num_rows - first : Vec::kLanes;
     for (int64_t d = 0; d < head_dim; d += Vec::kLanes) {
       const int columns = head_dim - d < Vec::kLanes ? static_cast<int>(head_dim - d) : Vec::kLanes;
-      Vec::transpose_in(rows + first, count, d, columns, factor, q_t + d * kStep + first, kStep);
+      Vec::transpose_in(rows + first, count, d, columns, q_t + d * kStep + first, kStep);
     }
   }
 }

@@ -57,12 +57,12 @@ struct Vec {
     return _mm256_blendv_ps(_mm256_and_ps(scaled, keep), x, is_nan);
   }
 
-  // dst[c * dst_step + lane] = rows[lane][column + c] * scale for c < num_columns <= 8 (always 8 here, head_dim being a
+  // dst[c * dst_step + lane] = rows[lane][column + c] for c < num_columns <= 8 (always 8 here, head_dim being a
   // multiple of 8); lanes from num_rows on become 0.
-  static void transpose_in(const float* const* rows, int num_rows, int64_t column, int num_columns, Reg scale,
-                           float* dst, int64_t dst_step) {
+  static void transpose_in(const float* const* rows, int num_rows, int64_t column, int num_columns, float* dst,
+                           int64_t dst_step) {
     Reg r[8];
-    for (int i = 0; i < 8; ++i) r[i] = i < num_rows ? _mm256_mul_ps(load(rows[i] + column), scale) : zero();
+    for (int i = 0; i < 8; ++i) r[i] = i < num_rows ? load(rows[i] + column) : zero();
     transpose(r);
     for (int c = 0; c < num_columns; ++c) store(dst + c * dst_step, r[c]);
   }

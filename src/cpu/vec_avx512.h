@@ -56,13 +56,13 @@ struct Vec {
     return _mm512_maskz_scalef_ps(keep, p, rounded);
   }
 
-  // dst[c * dst_step + lane] = rows[lane][c] * scale for c < num_columns <= 16; lanes from num_rows on become 0.
-  static void transpose_in(const float* const* rows, int num_rows, int64_t column, int num_columns, Reg scale,
-                           float* dst, int64_t dst_step) {
+  // dst[c * dst_step + lane] = rows[lane][column + c] for c < num_columns <= 16; lanes from num_rows on become 0.
+  static void transpose_in(const float* const* rows, int num_rows, int64_t column, int num_columns, float* dst,
+                           int64_t dst_step) {
     const __mmask16 mask = static_cast<__mmask16>((1u << num_columns) - 1u);
     Reg r[16];
     for (int i = 0; i < 16; ++i) {
-      r[i] = i < num_rows ? _mm512_mul_ps(_mm512_maskz_loadu_ps(mask, rows[i] + column), scale) : zero();
+      r[i] = i < num_rows ? _mm512_maskz_loadu_ps(mask, rows[i] + column) : zero();
     }
     transpose(r);
     for (int c = 0; c < num_columns; ++c) store(dst + c * dst_step, r[c]);

@@ -2,6 +2,10 @@
 // 4 lanes of f32 in the compiler's own vector type: SSE2 on x86-64, NEON on aarch64.
 #pragma once
 
+#if defined(__aarch64__)
+#include <arm_neon.h>
+#endif
+
 #include <cstdint>
 
 #include "cpu/exp2_polynomial.h"
@@ -11,6 +15,7 @@ namespace tilesieve::portable {
 struct Vec {
   typedef float Reg __attribute__((vector_size(16)));
   typedef int32_t Ints __attribute__((vector_size(16)));
+  typedef uint32_t Unsigned __attribute__((vector_size(16)));
   static constexpr int kLanes = 4;
   static constexpr int kTileVectors = 3;
   static constexpr int kTileSteps = 4;
@@ -26,7 +31,13 @@ struct Vec {
   static Reg add(Reg a, Reg b) { return a + b; }
   static Reg sub(Reg a, Reg b) { return a - b; }
   static Reg mul(Reg a, Reg b) { return a * b; }
-  static Reg fma(Reg a, Reg b, Reg c) { return a * b + c; }
+  static Reg fma(Reg a, Reg b, Reg c) {
+#if defined(__aarch64__)
+    return vfmaq_f32(c, a, b);
+#else
+    return a * b + c;
+#endif
+  }
 
   // The larger of the two; a NaN in x is ignored.
   static Reg max_ignoring_nan(Reg x, Reg running) { return select(x > running, x, running); }
@@ -53,15 +64,16 @@ struct Vec {
     const Reg f = x - (shifted - magic);
     Reg p = set1(kExp2Polynomial[6]);
     for (int i = 5; i >= 0; --i) p = p * f + set1(kExp2Polynomial[i]);
-    const Ints scaled = (Ints)p + ((Ints)shifted << 23);
+    // Unsigned: lanes that are dropped below may overflow.
+    const Unsigned scaled = (Unsigned)p + ((Unsigned)shifted << 23);
     return select(x != x, x, select(dropped, zero(), (Reg)scaled));
   }
 
-  // dst[c * dst_step + lane] = rows[lane][column + c] * scale; lanes from num_rows on become 0.
-  static void transpose_in(const float* const* rows, int num_rows, int64_t column, int num_columns, Reg scale,
-                           float* dst, int64_t dst_step) {
+  // dst[c * dst_step + lane] = rows[lane][column + c]; lanes from num_rows on become 0.
+  static void transpose_in(const float* const* rows, int num_rows, int64_t column, int num_columns, float* dst,
+                           int64_t dst_step) {
     for (int c = 0; c < num_columns; ++c) {
-      for (int i = 0; i < kLanes; ++i) dst[c * dst_step + i] = i < num_rows ? rows[i][column + c] * scale[0] : 0.0f;
+      for (int i = 0; i < kLanes; ++i) dst[c * dst_step + i] = i < num_rows ? rows[i][column + c] : 0.0f;
     }
   }
 

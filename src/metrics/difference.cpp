@@ -27,7 +27,7 @@ Difference compare(const TensorView& got, const TensorView& want) {
     if (std::isnan(distance) || distance > difference.max_abs) difference.max_abs = distance;
   }
   if (error != 0 || norm_b != 0) difference.rel_l2 = std::sqrt(error / norm_b);
-  if (norm_a != 0 || norm_b != 0) difference.cosine = dot / std::sqrt(norm_a * norm_b);
+  if (norm_a != 0 || norm_b != 0) difference.cosine = dot == 0 ? 0.0 : dot / (std::sqrt(norm_a) * std::sqrt(norm_b));
   return difference;
 }
 

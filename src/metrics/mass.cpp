@@ -119,7 +119,6 @@ void group_masses(const Problem& problem, const SequenceTable& table, const Tens
               run.kv_head * k.strides[1];
   rows.key_stride = k.strides[0];
   rows.kv_block_size = problem.kv_block_size;
-  rows.scale = static_cast<float>(problem.scale());
   for (int64_t token : run.tokens) {
     for (int64_t g = 0; g < group; ++g) {
       rows.rows.push_back(q.as<const float>() + token * q.strides[0] + (run.kv_head * group + g) * q.strides[1]);
@@ -127,7 +126,7 @@ void group_masses(const Problem& problem, const SequenceTable& table, const Tens
     }
   }
   row_masses.assign(static_cast<size_t>(rows.num_rows() * stride), 0.0f);
-  scorer.mass_per_block(rows, row_masses.data(), stride);
+  scorer.mass_per_block(rows, problem.scale(), row_masses.data(), stride);
   masses.assign(run.tokens.size() * static_cast<size_t>(stride), 0.0f);
   for (int64_t r = 0; r < rows.num_rows(); ++r) {
     for (int64_t b = 0; b < stride; ++b) {

@@ -43,6 +43,7 @@ void check_options(const PlanOptions& options) {
 Plan make_plan(const Problem& problem, const BlockIndex& block_index, const PlanOptions& options) {
   check_options(options);
   Plan plan;
+  plan.problem = problem;
   plan.selection = select_blocks(problem, block_index, options.num_threads);
   const LoopChoice choice = choose_loop_order(problem, plan.selection, options);
   plan.loop_order = choice.loop_order;
@@ -63,6 +64,7 @@ Plan make_dense_plan(const Problem& problem, const PlanOptions& options) {
   problem.validate();
   check_options(options);
   Plan plan;
+  plan.problem = problem;
   plan.dense = true;
   plan.explain = "dense: every visible block, q-outer";
   plan.q_rows_per_tile = options.tile_rows;

@@ -151,7 +151,6 @@ class RunScorer {
   void oracle_scores(const TokenRun& run, const std::vector<int64_t>& visible, int64_t stride) {
     const int64_t group = problem_.group_size();
     RowRun rows = row_run(run, inputs_.k, run.head_begin);
-    rows.scale = static_cast<float>(problem_.scale());
     for (int64_t q = run.q_begin; q < run.q_end; ++q) {
       for (int64_t g = 0; g < group; ++g) {
         rows.rows.push_back(inputs_.q.as<const float>() + q * inputs_.q.strides[0] +
@@ -160,7 +159,7 @@ class RunScorer {
       }
     }
     masses_.resize(static_cast<size_t>(rows.num_rows() * stride));
-    scorer_.mass_per_block(rows, masses_.data(), stride);
+    scorer_.mass_per_block(rows, problem_.scale(), masses_.data(), stride);
     for (int64_t i = 0; i < run.num_tokens(); ++i) {
       for (int64_t b = 0; b < ceil_div(visible[static_cast<size_t>(i)], problem_.kv_block_size); ++b) {
         float sum = 0.0f;

@@ -132,8 +132,11 @@ Tensor to_f32(const TensorView& view) {
     case DType::f8_e4m3:
       convert_to_f32<uint8_t>(view, target, f32_from_e4m3);
       return result;
+    case DType::f8_e5m2:  // the upper half of an f16
+      convert_to_f32<uint8_t>(view, target, [](uint8_t x) { return f32_from_f16(static_cast<uint16_t>(x << 8)); });
+      return result;
     default:
-      fail("to_f32: got {}, expected f64, f32, f16, bf16 or f8_e4m3", view.describe());
+      fail("to_f32: got {}, expected f64, f32, f16, bf16, f8_e4m3 or f8_e5m2", view.describe());
   }
 }
 

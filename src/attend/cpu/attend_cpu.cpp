@@ -24,7 +24,7 @@ int64_t clamp(int64_t x, int64_t low, int64_t high) { return x < low ? low : x >
 
 // State of one tile in scratch memory.
 struct Tile {
-  float* q_t;     // [head_dim][padded rows], scaled
+  float* q_t;     // [head_dim][padded rows]
   float* o_t;     // [head_dim][padded rows]
   float* m;       // [padded rows], log2 units
   float* l;       // [padded rows]
@@ -50,6 +50,7 @@ Tile tile_in(float* scratch, int64_t head_dim, int64_t first_row, int64_t num_ro
 // A key block with what a tile needs of it, and the keys of the block that comes after it.
 struct Block {
   KeyBlock keys, values, next_keys;
+  float scale_log2;
   const int32_t* limits;  // [padded rows] keys that a row sees; nullptr = all
 };
 
@@ -93,18 +94,18 @@ void visit(const Tile& tile, const Block& block, int64_t head_dim, Visit kind, f
   if (kind == Visit::kFirst) {
     for (int n = 0; n < N; ++n) m[n] = Vec::set1(kMinusInf);
     for (int n = 0; n < N; ++n) l[n] = Vec::zero();
-    score_block<N>(tile.q_t, head_dim, block.keys, block.limits, block.values, p, m);
+    score_block<N>(tile.q_t, head_dim, block.keys, block.limits, block.values, block.scale_log2, p, m);
   } else {
     Vec::Reg old_m[N];
     for (int n = 0; n < N; ++n) m[n] = old_m[n] = Vec::load(tile.m + n * Vec::kLanes);
-    score_block<N>(tile.q_t, head_dim, block.keys, block.limits, block.values, p, m);
+    score_block<N>(tile.q_t, head_dim, block.keys, block.limits, block.values, block.scale_log2, p, m);
     for (int n = 0; n < N; ++n) {
       factor[n] = Vec::exp2(Vec::sub(old_m[n], Vec::zero_where_minus_inf(m[n])));
       l[n] = Vec::mul(Vec::load(tile.l + n * Vec::kLanes), factor[n]);
       if (kind == Visit::kDetach) Vec::store(tile.factor + n * Vec::kLanes, factor[n]);
     }
   }
-  exponentiate<N>(p, block.keys.count, m, l);
+  exponentiate<N>(p, block.keys.count, block.scale_log2, m, l);
   add_values<N>(p, block.values, block.next_keys, head_dim, kind == Visit::kNext ? factor : nullptr, tile.o_t);
   for (int n = 0; n < N; ++n) Vec::store(tile.m + n * Vec::kLanes, m[n]);
   for (int n = 0; n < N; ++n) Vec::store(tile.l + n * Vec::kLanes, l[n]);
@@ -128,18 +129,19 @@ Block block_at(const HeadTensors& t, int64_t first_key, int64_t num_keys, const 
   block.keys = {t.k + first_key * t.k_stride, t.k_stride, num_keys};
   block.values = {t.v + first_key * t.v_stride, t.v_stride, num_keys};
   block.next_keys = {t.k + next_key * t.k_stride, t.k_stride, num_next_keys};
+  block.scale_log2 = t.scale_log2;
   block.limits = limits;
   return block;
 }
 
-void load_tile(const Tile& tile, const float* const* rows, int64_t head_dim, float scale) {
+void load_tile(const Tile& tile, const float* const* rows, int64_t head_dim) {
   switch (vectors_for(tile.num_rows)) {
     case 1:
-      return load_rows<1>(rows, tile.num_rows, head_dim, scale, tile.q_t);
+      return load_rows<1>(rows, tile.num_rows, head_dim, tile.q_t);
     case 2:
-      return load_rows<2>(rows, tile.num_rows, head_dim, scale, tile.q_t);
+      return load_rows<2>(rows, tile.num_rows, head_dim, tile.q_t);
     default:
-      return load_rows<3>(rows, tile.num_rows, head_dim, scale, tile.q_t);
+      return load_rows<3>(rows, tile.num_rows, head_dim, tile.q_t);
   }
 }
 
@@ -294,7 +296,7 @@ void q_outer_tiles(const QOuterItem& item, float* scratch) {
     started[i] = false;
     const float* rows[kRowsPerTile];
     for (int r = 0; r < tiles[i].num_rows; ++r) rows[r] = query_row(item, first + r);
-    load_tile(tiles[i], rows, t.head_dim, t.scale_log2);
+    load_tile(tiles[i], rows, t.head_dim);
   }
 
   BlockWalk walk(item);
@@ -377,7 +379,7 @@ void q_outer_gather(const QOuterItem& item, float* scratch) {
         tile.m[i] = i < count ? m[state[i]] : kMinusInf;
         tile.l[i] = i < count ? l[state[i]] : 0.0f;
       }
-      load_tile(tile, in, t.head_dim, t.scale_log2);
+      load_tile(tile, in, t.head_dim);
       const Block block =
           block_at(t, first_key, most, ragged ? limits : nullptr, walk.next_first_key(), walk.next_num_keys());
       visit_rows(tile, block, t.head_dim, Visit::kDetach, p);
@@ -417,7 +419,7 @@ void kv_outer(const KvOuterItem& item, float* scratch) {
       ragged = ragged || limit != limits[0];
       num_keys = limit > num_keys ? limit : num_keys;
     }
-    load_tile(tile, in, t.head_dim, t.scale_log2);
+    load_tile(tile, in, t.head_dim);
     const Block block =
         block_at(t, item.first_key, num_keys, ragged ? limits : nullptr, item.next_first_key, item.next_num_keys);
     visit_rows(tile, block, t.head_dim, Visit::kFirst, p);
