@@ -19,19 +19,31 @@ constexpr int64_t kTilesPerRun = 4;
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-// What one (query token, KV head) row adds to a route's means.
-struct RowMass {
+// What rows (query token, KV head) add to a route's means.
+struct Sums {
   double mass = 0, floor = 0, ceiling = 0, recall = 0;
-  int64_t kept = 0, visible = 0;
+  int64_t kept = 0, visible = 0, rows = 0;
+
+  Sums& operator+=(const Sums& other) {
+    mass += other.mass;
+    floor += other.floor;
+    ceiling += other.ceiling;
+    recall += other.recall;
+    kept += other.kept;
+    visible += other.visible;
+    rows += other.rows;
+    return *this;
+  }
 };
 
 // Measures one route's picks in a row whose true masses are known.
 class RowJudge {
  public:
-  RowMass judge(const float* masses, int64_t num_visible, int64_t local_block, const RouteOptions& options,
-                const BlockIndex& route, int64_t head, int64_t q) {
+  Sums judge(const float* masses, int64_t num_visible, int64_t local_block, const RouteOptions& options,
+             const BlockIndex& route, int64_t head, int64_t q) {
     picked_.assign(static_cast<size_t>(num_visible), false);
-    RowMass row;
+    Sums row;
+    row.rows = 1;
     row.visible = num_visible;
     double forced_mass = 0;
     int64_t num_forced = 0;
@@ -136,11 +148,6 @@ void group_masses(const Problem& problem, const SequenceTable& table, const Tens
   }
 }
 
-struct Sums {
-  double mass = 0, floor = 0, ceiling = 0, recall = 0;
-  int64_t kept = 0, visible = 0, rows = 0;
-};
-
 Mass means(const std::vector<Sums>& per_head) {
   Mass result;
   Sums all;
@@ -149,13 +156,7 @@ Mass means(const std::vector<Sums>& per_head) {
     result.mass_per_head.push_back(head.mass / rows);
     result.floor_per_head.push_back(head.floor / rows);
     result.ceiling_per_head.push_back(head.ceiling / rows);
-    all.mass += head.mass;
-    all.floor += head.floor;
-    all.ceiling += head.ceiling;
-    all.recall += head.recall;
-    all.kept += head.kept;
-    all.visible += head.visible;
-    all.rows += head.rows;
+    all += head;
   }
   const double rows = static_cast<double>(std::max<int64_t>(1, all.rows));
   result.mass = all.mass / rows;
@@ -202,16 +203,9 @@ std::vector<Mass> measure_mass(const Problem& problem, const TensorView& q, cons
       const int64_t num_visible = ceil_div(token.visible, problem.kv_block_size);
       const int64_t local_block = std::max<int64_t>(0, token.position) / problem.kv_block_size;
       for (size_t r = 0; r < routes.size(); ++r) {
-        const RowMass row = judge.judge(masses.data() + static_cast<int64_t>(i) * stride, num_visible, local_block,
-                                        options, routes[r], run.kv_head, run.tokens[i]);
-        Sums& sums = run_sums[static_cast<size_t>(index)][r];
-        sums.mass += row.mass;
-        sums.floor += row.floor;
-        sums.ceiling += row.ceiling;
-        sums.recall += row.recall;
-        sums.kept += row.kept;
-        sums.visible += row.visible;
-        ++sums.rows;
+        run_sums[static_cast<size_t>(index)][r] +=
+            judge.judge(masses.data() + static_cast<int64_t>(i) * stride, num_visible, local_block, options, routes[r],
+                        run.kv_head, run.tokens[i]);
       }
     }
   });
@@ -220,15 +214,7 @@ std::vector<Mass> measure_mass(const Problem& problem, const TensorView& q, cons
   for (size_t r = 0; r < routes.size(); ++r) {
     std::vector<Sums> per_head(static_cast<size_t>(problem.num_kv_heads));
     for (size_t i = 0; i < runs.size(); ++i) {
-      Sums& head = per_head[static_cast<size_t>(runs[i].kv_head)];
-      const Sums& sums = run_sums[i][r];
-      head.mass += sums.mass;
-      head.floor += sums.floor;
-      head.ceiling += sums.ceiling;
-      head.recall += sums.recall;
-      head.kept += sums.kept;
-      head.visible += sums.visible;
-      head.rows += sums.rows;
+      per_head[static_cast<size_t>(runs[i].kv_head)] += run_sums[i][r];
     }
     result.push_back(means(per_head));
   }

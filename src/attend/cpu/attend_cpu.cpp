@@ -145,32 +145,32 @@ void load_tile(const Tile& tile, const float* const* rows, int64_t head_dim) {
   }
 }
 
-// rows[r][d] = o_t[d][r] for the tile's rows.
-void store_rows(const Tile& tile, int64_t head_dim, float* const* rows) {
+// Calls write(first lane, lanes, column, columns, o_t of them, step) for each square of the tile's o_t.
+template <class Write>
+TILESIEVE_INLINE void for_each_square(const Tile& tile, int64_t head_dim, const Write& write) {
   const int num_vectors = vectors_for(tile.num_rows);
   const int64_t step = int64_t{num_vectors} * Vec::kLanes;
   for (int n = 0; n < num_vectors; ++n) {
     const int first = n * Vec::kLanes;
     const int count = static_cast<int>(smaller(tile.num_rows - first, Vec::kLanes));
     for (int64_t d = 0; d < head_dim; d += Vec::kLanes) {
-      const int columns = static_cast<int>(smaller(head_dim - d, Vec::kLanes));
-      Vec::transpose_out(tile.o_t + d * step + first, step, rows + first, count, d, columns);
+      write(first, count, d, static_cast<int>(smaller(head_dim - d, Vec::kLanes)), tile.o_t + d * step + first, step);
     }
   }
 }
 
+// rows[r][d] = o_t[d][r] for the tile's rows.
+void store_rows(const Tile& tile, int64_t head_dim, float* const* rows) {
+  for_each_square(tile, head_dim, [&](int first, int count, int64_t d, int columns, const float* o_t, int64_t step) {
+    Vec::transpose_out(o_t, step, rows + first, count, d, columns);
+  });
+}
+
 // rows[r][d] = rows[r][d] * factor[r] + o_t[d][r] for the tile's rows.
 void merge_rows(const Tile& tile, int64_t head_dim, float* const* rows) {
-  const int num_vectors = vectors_for(tile.num_rows);
-  const int64_t step = int64_t{num_vectors} * Vec::kLanes;
-  for (int n = 0; n < num_vectors; ++n) {
-    const int first = n * Vec::kLanes;
-    const int count = static_cast<int>(smaller(tile.num_rows - first, Vec::kLanes));
-    for (int64_t d = 0; d < head_dim; d += Vec::kLanes) {
-      const int columns = static_cast<int>(smaller(head_dim - d, Vec::kLanes));
-      Vec::transpose_add(tile.o_t + d * step + first, step, rows + first, count, d, columns, tile.factor + first);
-    }
-  }
+  for_each_square(tile, head_dim, [&](int first, int count, int64_t d, int columns, const float* o_t, int64_t step) {
+    Vec::transpose_add(o_t, step, rows + first, count, d, columns, tile.factor + first);
+  });
 }
 
 // Divides o_t by l; a row with l = 0 becomes 0.
