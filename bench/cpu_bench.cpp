@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The CPU benchmark: every case is checked first, then repeated; medians. Before each repetition of a case the roof (a
+// The CPU benchmark: attention is checked first, then repeated; medians. Before each repetition of a case the roof (a
 // oneDNN matrix product on the same threads) is measured too, so that a share of the roof compares neighbours in time.
 //
 //   tilesieve_bench [--json FILE] [--commit ID] [--threads N] [--repetitions N] [--benchmark_filter=REGEX]

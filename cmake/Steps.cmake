@@ -13,9 +13,8 @@ set(TILESIEVE_FLAGS_avx512 -mavx512f -mavx512bw -mavx512dq -mavx512vl -mfma -mf1
 if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 13)
   list(APPEND TILESIEVE_FLAGS_avx512 -Wno-uninitialized -Wno-maybe-uninitialized)
 endif()
-# GCC 12 warns about its own AVX-512 headers: _mm512_undefined_ps() is uninitialised by design.
 # No contraction: what the kernels fuse they fuse by name, and where they do not, a rounding is relied on.
-set(TILESIEVE_ISA_OPTIONS -fno-math-errno -fno-trapping-math -ffp-contract=off $<$<CXX_COMPILER_ID:GNU>:-Wno-maybe-uninitialized>)
+set(TILESIEVE_ISA_OPTIONS -fno-math-errno -fno-trapping-math -ffp-contract=off)
 
 # tilesieve_step(name SOURCES ... [ISA_SOURCES ...])
 # ISA_SOURCES are compiled once for each instruction set, with TILESIEVE_ISA defined to its name.

@@ -19,6 +19,7 @@ struct AttentionInputs {
   TensorView v;  // [total_kv, num_kv_heads, head_dim] f32, inner stride 1
 };
 
+// Outputs overlap neither inputs nor themselves.
 struct AttentionOutputs {
   TensorView o;    // [total_q, num_q_heads, head_dim] f32, inner stride 1
   TensorView lse;  // [total_q, num_q_heads] f32, natural log of the sum over exp(scaled logits); -inf for an empty row
@@ -55,6 +56,10 @@ Kernel find_kernel(const Problem& problem, LoopOrder loop_order, const Execution
 
 // Throws Error naming the tensor whose dtype, device, shape or stride does not fit the problem.
 void check_inputs(const Problem& problem, const AttentionInputs& inputs, const AttentionOutputs& outputs);
+void check_tensors(const Problem& problem, const AttentionInputs& inputs);
+
+// Throws Error unless the plan was made for the problem and for that loop order.
+void check_plan(const Problem& problem, const Plan& plan, LoopOrder loop_order);
 
 // Writes every row of o and lse (0 and -inf where nothing is attended).
 void attend_q_outer(const Problem& problem, const AttentionInputs& inputs, const Plan& plan,

@@ -14,7 +14,7 @@ namespace [[gnu::visibility("default")]] tilesieve {
 
 enum class LoopOrder : uint8_t {
   automatic,
-  q_outer,   // a tile of queries is owned, the union of its key blocks streams past; no partials
+  q_outer,   // queries are owned, in union tiles or gathered, the union of their key blocks streams past; no partials
   kv_outer,  // a key block is owned, the queries that chose it stream past; partials are combined afterwards
 };
 

@@ -20,8 +20,11 @@ constexpr double kLog2E = 1.44269504088896340736;
 HeadTensors head_tensors(const Problem& problem, const AttentionInputs& inputs, int64_t kv_head, int64_t first_key) {
   HeadTensors t;
   t.q = inputs.q.as<const float>() + kv_head * problem.group_size() * inputs.q.strides[1];
-  t.k = inputs.k.as<const float>() + first_key * inputs.k.strides[0] + kv_head * inputs.k.strides[1];
-  t.v = inputs.v.as<const float>() + first_key * inputs.v.strides[0] + kv_head * inputs.v.strides[1];
+  t.k = t.v = nullptr;  // where there are no keys there may be no memory to point into
+  if (first_key < problem.total_kv()) {
+    t.k = inputs.k.as<const float>() + first_key * inputs.k.strides[0] + kv_head * inputs.k.strides[1];
+    t.v = inputs.v.as<const float>() + first_key * inputs.v.strides[0] + kv_head * inputs.v.strides[1];
+  }
   t.q_token_stride = inputs.q.strides[0];
   t.q_head_stride = inputs.q.strides[1];
   t.k_stride = inputs.k.strides[0];
@@ -56,14 +59,32 @@ class Scratch {
 
 }  // namespace
 
+void check_plan(const Problem& problem, const Plan& plan, LoopOrder loop_order) {
+  if (plan.problem != problem) fail("plan: was made for another problem than '{}'", problem.to_line());
+  if (plan.loop_order != loop_order) {
+    fail("plan.loop_order: got {}, expected {}", name_of(plan.loop_order), name_of(loop_order));
+  }
+  if (plan.q_rows_per_tile < 0) fail("plan.q_rows_per_tile: got {}, expected 0 or more", plan.q_rows_per_tile);
+}
+
 void check_inputs(const Problem& problem, const AttentionInputs& inputs, const AttentionOutputs& outputs) {
+  check_tensors(problem, inputs);
+  const int64_t total_q = problem.total_q();
+  check_f32("o", outputs.o, {total_q, problem.num_q_heads, problem.head_dim}, "[total_q, num_q_heads, head_dim]");
+  check_f32_any_stride("lse", outputs.lse, {total_q, problem.num_q_heads}, "[total_q, num_q_heads]");
+  for (int d = 0; d < 2; ++d) {
+    if (outputs.o.sizes[d] > 1 && outputs.o.strides[d] == 0)
+      fail("o: the stride of dimension {} is 0: rows overlap", d);
+    if (outputs.lse.sizes[d] > 1 && outputs.lse.strides[d] == 0) fail("lse: the stride of dimension {} is 0", d);
+  }
+}
+
+void check_tensors(const Problem& problem, const AttentionInputs& inputs) {
   problem.validate();
   const int64_t total_q = problem.total_q(), total_kv = problem.total_kv();
   check_f32("q", inputs.q, {total_q, problem.num_q_heads, problem.head_dim}, "[total_q, num_q_heads, head_dim]");
   check_f32("k", inputs.k, {total_kv, problem.num_kv_heads, problem.head_dim}, "[total_kv, num_kv_heads, head_dim]");
   check_f32("v", inputs.v, {total_kv, problem.num_kv_heads, problem.head_dim}, "[total_kv, num_kv_heads, head_dim]");
-  check_f32("o", outputs.o, {total_q, problem.num_q_heads, problem.head_dim}, "[total_q, num_q_heads, head_dim]");
-  check_f32_any_stride("lse", outputs.lse, {total_q, problem.num_q_heads}, "[total_q, num_q_heads]");
 }
 
 Partials Partials::in(void* workspace, int64_t num_entries, const Problem& problem) {
@@ -78,6 +99,7 @@ Partials Partials::in(void* workspace, int64_t num_entries, const Problem& probl
 void attend_q_outer(const Problem& problem, const AttentionInputs& inputs, const Plan& plan,
                     const AttentionOutputs& outputs, const Execution& execution) {
   check_inputs(problem, inputs, outputs);
+  check_plan(problem, plan, LoopOrder::q_outer);
   const Kernel kernel = find_kernel(problem, LoopOrder::q_outer, execution);
   const AttendOps& ops = attend_ops(kernel.isa);
   const SequenceTable table(problem);
@@ -120,6 +142,10 @@ void attend_q_outer(const Problem& problem, const AttentionInputs& inputs, const
 
 void attend_kv_outer(const Problem& problem, const AttentionInputs& inputs, const Pass& pass, const Partials& partials,
                      const Execution& execution) {
+  check_tensors(problem, inputs);
+  if (pass.num_entries() > 0 && (partials.o_partial == nullptr || partials.m == nullptr || partials.l == nullptr)) {
+    fail("partials: o_partial, m or l is null");
+  }
   const Kernel kernel = find_kernel(problem, LoopOrder::kv_outer, execution);
   const AttendOps& ops = attend_ops(kernel.isa);
   const SequenceTable table(problem);

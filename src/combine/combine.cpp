@@ -2,12 +2,13 @@
 #include "tilesieve/combine.h"
 
 #include <algorithm>
-#include <cmath>
-#include <limits>
+#include <vector>
 
+#include "base/fail.h"
 #include "base/parallel.h"
 #include "combine/combine_ops.h"
 #include "cpu/isa.h"
+#include "tensor/checks.h"
 
 namespace tilesieve {
 
@@ -17,33 +18,25 @@ const CombineOps& combine_ops(Isa isa) { return TILESIEVE_ISA_PICK(isa, kCombine
 
 namespace {
 
-constexpr float kLn2 = 0.693147180559945309f;
-constexpr float kMinusInf = -std::numeric_limits<float>::infinity();
 constexpr int64_t kTokensPerItem = 16;
-
-// The softmax state that the partials of one row add up to, and each partial's share of it. A partial with l = 0 has
-// seen no key and is dropped by the caller before anything is multiplied with it; one whose share underflows to 0 is
-// kept, so that a NaN in it is not lost.
-struct MergedState {
-  float m = kMinusInf;
-  float l = 0.0f;
-};
-
-MergedState merge_states(const float* m, const float* l, const int64_t* rows, int64_t count, float* weights) {
-  MergedState merged;
-  for (int64_t i = 0; i < count; ++i) merged.m = std::max(merged.m, m[rows[i]]);
-  const float shift = merged.m == kMinusInf ? 0.0f : merged.m;
-  for (int64_t i = 0; i < count; ++i) {
-    weights[i] = std::exp2(m[rows[i]] - shift);
-    merged.l += weights[i] * l[rows[i]];
-  }
-  return merged;
-}
 
 }  // namespace
 
 void combine(const Problem& problem, const Selection& selection, const Pass& pass, const Partials& partials,
              const AttentionOutputs& outputs, const Execution& execution) {
+  problem.validate();
+  if (selection.row_ptr.size() != static_cast<size_t>(problem.num_kv_heads * problem.total_q() + 1)) {
+    fail("selection: was made for another problem than '{}'", problem.to_line());
+  }
+  if (pass.head_end > problem.num_kv_heads || pass.q_end > problem.total_q()) {
+    fail("pass: was made for another problem than '{}'", problem.to_line());
+  }
+  check_f32("o", outputs.o, {problem.total_q(), problem.num_q_heads, problem.head_dim},
+            "[total_q, num_q_heads, head_dim]");
+  check_f32_any_stride("lse", outputs.lse, {problem.total_q(), problem.num_q_heads}, "[total_q, num_q_heads]");
+  if (pass.num_entries() > 0 && (partials.o_partial == nullptr || partials.m == nullptr || partials.l == nullptr)) {
+    fail("partials: o_partial, m or l is null");
+  }
   const CombineOps& ops = combine_ops(resolve_isa(execution.isa));
   const int64_t total_q = problem.total_q(), group = problem.group_size(), head_dim = problem.head_dim;
   const int64_t items_per_head = (pass.q_end - pass.q_begin + kTokensPerItem - 1) / kTokensPerItem;
@@ -56,31 +49,23 @@ void combine(const Problem& problem, const Selection& selection, const Pass& pas
     const int64_t* row_ptr = selection.row_ptr.data() + kv_head * total_q;
     const int64_t* place = pass.place.data() + pass.place_ptr[static_cast<size_t>(head_in_pass)];
     std::vector<int64_t> rows;
-    std::vector<float> weights;
-    std::vector<const float*> sources;
+    std::vector<float> shares;
     for (int64_t q = q_begin; q < q_end; ++q) {
       const int64_t first = row_ptr[q] - row_ptr[pass.q_begin];
       const int64_t count = row_ptr[q + 1] - row_ptr[q];
       rows.resize(static_cast<size_t>(count));
-      weights.resize(static_cast<size_t>(count));
-      sources.resize(static_cast<size_t>(count));
+      shares.resize(static_cast<size_t>(2 * count));
       for (int64_t g = 0; g < group; ++g) {
-        for (int64_t i = 0; i < count; ++i) rows[static_cast<size_t>(i)] = place[first + i] * group + g;
-        const MergedState merged = merge_states(partials.m, partials.l, rows.data(), count, weights.data());
-        const float inverse = merged.l == 0.0f ? 0.0f : 1.0f / merged.l;
+        // A partial with l = 0 has seen no key; what lies in its output was perhaps never written.
         int64_t live = 0;
         for (int64_t i = 0; i < count; ++i) {
-          const int64_t row = rows[static_cast<size_t>(i)];
-          if (partials.l[row] == 0.0f) continue;
-          weights[static_cast<size_t>(live)] = weights[static_cast<size_t>(i)] * inverse;
-          sources[static_cast<size_t>(live)] = partials.o_partial + row * head_dim;
-          ++live;
+          const int64_t row = place[first + i] * group + g;
+          if (partials.l[row] != 0.0f) rows[static_cast<size_t>(live++)] = row;
         }
         const int64_t head = kv_head * group + g;
-        ops.weighted_sum(sources.data(), weights.data(), live, head_dim,
-                         outputs.o.as<float>() + q * outputs.o.strides[0] + head * outputs.o.strides[1]);
-        outputs.lse.as<float>()[q * outputs.lse.strides[0] + head * outputs.lse.strides[1]] =
-            merged.l == 0.0f ? kMinusInf : kLn2 * (merged.m + std::log2(merged.l));
+        ops.merge({partials.o_partial, partials.m, partials.l, rows.data(), live}, head_dim, shares.data(),
+                  outputs.o.as<float>() + q * outputs.o.strides[0] + head * outputs.o.strides[1],
+                  outputs.lse.as<float>() + q * outputs.lse.strides[0] + head * outputs.lse.strides[1]);
       }
     }
   });

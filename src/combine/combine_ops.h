@@ -8,9 +8,18 @@
 
 namespace tilesieve {
 
+// The partials of one (query, head), in ascending order of their blocks: rows[i] of o_partial, m and l.
+struct PartialRows {
+  const float* o_partial;
+  const float* m;
+  const float* l;
+  const int64_t* rows;
+  int64_t count;
+};
+
 struct CombineOps {
-  // o [head_dim] = sum over i of weights[i] * partials[i][0..head_dim), in ascending i.
-  void (*weighted_sum)(const float* const* partials, const float* weights, int64_t count, int64_t head_dim, float* o);
+  // o [head_dim] normalised, *lse natural. `shares` is scratch, [2 * count].
+  void (*merge)(const PartialRows& partials, int64_t head_dim, float* shares, float* o, float* lse);
 };
 
 const CombineOps& combine_ops(Isa isa);

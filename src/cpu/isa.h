@@ -4,8 +4,8 @@
 
 #include "tilesieve/execution.h"
 
-// Declares `extern const type name;` in the namespace of every instruction set that this build has, and defines
-// accessor(isa), which returns the one for `isa` (Isa::best resolved, checked for availability).
+// TILESIEVE_ISA_TABLE declares `extern const type name;` in the namespace of every instruction set that this build has;
+// TILESIEVE_ISA_PICK gives the one for `isa` (Isa::best resolved, checked for availability).
 #if defined(TILESIEVE_HAS_avx512)
 #define TILESIEVE_IF_X86(...) __VA_ARGS__
 #else

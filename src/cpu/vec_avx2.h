@@ -44,6 +44,12 @@ struct Vec {
     return _mm256_and_ps(x, _mm256_cmp_ps(x, _mm256_set1_ps(-__builtin_inff()), _CMP_NEQ_UQ));
   }
 
+  // x * factor, but 0 where m is -inf, whatever x is.
+  static Reg mul_unless_minus_inf(Reg x, Reg factor, Reg m) {
+    return _mm256_and_ps(_mm256_mul_ps(x, factor), _mm256_cmp_ps(m, _mm256_set1_ps(-__builtin_inff()), _CMP_NEQ_UQ));
+  }
+  static float first(Reg x) { return _mm256_cvtss_f32(x); }
+
   // 2^x; 0 below -126, NaN stays NaN. x is never above 0 here but for +inf - m, which is NaN or +inf.
   static Reg exp2(Reg x) {
     const Reg keep = _mm256_cmp_ps(x, _mm256_set1_ps(kExp2Lowest), _CMP_NLT_UQ);

@@ -46,6 +46,13 @@ struct Vec {
     return _mm512_maskz_mov_ps(finite, x);
   }
 
+  // x * factor, but 0 where m is -inf, whatever x is.
+  static Reg mul_unless_minus_inf(Reg x, Reg factor, Reg m) {
+    const __mmask16 finite = _mm512_cmp_ps_mask(m, _mm512_set1_ps(-__builtin_inff()), _CMP_NEQ_UQ);
+    return _mm512_maskz_mul_ps(finite, x, factor);
+  }
+  static float first(Reg x) { return _mm512_cvtss_f32(x); }
+
   // 2^x; 0 below -126, NaN stays NaN, +inf stays.
   static Reg exp2(Reg x) {
     const __mmask16 keep = _mm512_cmp_ps_mask(x, _mm512_set1_ps(kExp2Lowest), _CMP_NLT_UQ);

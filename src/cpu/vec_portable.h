@@ -55,6 +55,12 @@ struct Vec {
   }
   static Reg zero_where_minus_inf(Reg x) { return select(x == set1(-__builtin_inff()), zero(), x); }
 
+  // x * factor, but 0 where m is -inf, whatever x is.
+  static Reg mul_unless_minus_inf(Reg x, Reg factor, Reg m) {
+    return select(m == set1(-__builtin_inff()), zero(), x * factor);
+  }
+  static float first(Reg x) { return x[0]; }
+
   // 2^x; 0 below -126, NaN stays NaN. x is never above 0 here but for +inf - m, which is NaN or +inf.
   static Reg exp2(Reg x) {
     const Ints dropped = x < set1(kExp2Lowest);

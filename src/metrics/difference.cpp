@@ -9,10 +9,11 @@
 namespace tilesieve {
 
 Difference compare(const TensorView& got, const TensorView& want) {
-  if (got.dtype != DType::f32 || want.dtype != DType::f32 || got.num_dims != want.num_dims ||
+  if (got.dtype != DType::f32 || want.dtype != DType::f32 || got.num_dims != want.num_dims || got.num_dims > kMaxDims ||
       !std::equal(got.sizes.begin(), got.sizes.begin() + got.num_dims, want.sizes.begin())) {
     fail("compare: got {} against {}, expected two f32 tensors of one shape", got.describe(), want.describe());
   }
+  if ((got.data == nullptr || want.data == nullptr) && got.num_elements() != 0) fail("compare: data is null");
   const Tensor a = to_f32(got), b = to_f32(want);
   double error = 0, norm_a = 0, norm_b = 0, dot = 0;
   Difference difference;

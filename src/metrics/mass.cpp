@@ -182,6 +182,9 @@ std::vector<Mass> measure_mass(const Problem& problem, const TensorView& q, cons
       fail("routes: got a block index of [{}, {}, {}], expected [num_kv_heads, total_q, any] = [{}, {}, any]",
            route.num_heads, route.num_q_rows, route.capacity, problem.num_kv_heads, problem.total_q());
     }
+    if (route.capacity < 0 || (route.kv_block == nullptr && route.capacity > 0)) {
+      fail("routes: capacity is {} and kv_block is {}", route.capacity, route.kv_block == nullptr ? "null" : "set");
+    }
   }
   const Isa isa = resolve_isa(execution.isa);
   const SequenceTable table(problem);

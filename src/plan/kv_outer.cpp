@@ -73,10 +73,11 @@ void invert_head(const Problem& problem, const SequenceTable& table, const Selec
     pass_row_ptr[row] = next[row] = entry;
     entry += count;
   }
-  int64_t* place = pass.place.data() + first_entry - row_ptr[pass.q_begin];
+  int64_t* place = pass.place.data() + first_entry;
   for_each_entry([&](int64_t q, int64_t e, size_t row) {
-    place[e] = next[row]++;
-    pass.q_index[static_cast<size_t>(place[e])] = static_cast<int32_t>(q);
+    int64_t& at = place[e - row_ptr[pass.q_begin]];
+    at = next[row]++;
+    pass.q_index[static_cast<size_t>(at)] = static_cast<int32_t>(q);
   });
 }
 

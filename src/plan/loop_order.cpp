@@ -6,15 +6,15 @@
 #include <algorithm>
 #include <array>
 
-#include "base/parallel.h"
+#include "base/fail.h"
 #include "plan/q_outer.h"
 
 namespace tilesieve {
 
 namespace {
 
-// The CPU kernels' cost model. Unit: one query row against one key, 4 * head_dim FLOP, in a full tile. Constants fitted
-// on one and on 16 cores with AVX-512 (docs/cpu.md).
+// The CPU kernels' cost model. Unit: one query row against one key, 4 * head_dim FLOP, in a full tile. Constants chosen
+// to rank the loops as they were measured on one and on 16 cores with AVX-512 (docs/perf-log.md).
 constexpr double kOneVectorCost = 1.25;  // a tile of one vector issues a load for every multiply-add
 constexpr double kTwoVectorCost = 1.05;
 constexpr double kGatherCost = 6.0;    // per row and block: transposing q in and the output back, at any head_dim
@@ -47,14 +47,14 @@ struct Overlap {
 Overlap sample_overlap(const Problem& problem, const SequenceTable& table, const Selection& selection, int64_t tokens,
                        const PlanOptions& options) {
   const int64_t total_q = problem.total_q();
-  const int64_t num_runs = std::max<int64_t>(1, total_q / tokens) * problem.num_kv_heads;
-  const int64_t step = std::max<int64_t>(1, num_runs / kSampledRuns);
+  const int64_t num_runs = std::max<int64_t>(1, (total_q + tokens - 1) / tokens);
+  const int64_t num_samples = std::min(kSampledRuns, num_runs * problem.num_kv_heads);
   std::vector<int32_t> counts(static_cast<size_t>(table.cu_kv_blocks.back()));
   int64_t picks = 0, distinct = 0;
   double rows = 0;
-  for (int64_t run = 0; run < num_runs; run += step) {
-    const int64_t head = run % problem.num_kv_heads;
-    const int64_t q_begin = run / problem.num_kv_heads * tokens;
+  for (int64_t sample = 0; sample < num_samples; ++sample) {
+    const int64_t head = sample % problem.num_kv_heads;
+    const int64_t q_begin = sample * num_runs / num_samples * tokens;
     const int64_t q_end = std::min(q_begin + tokens, total_q);
     std::fill(counts.begin(), counts.end(), 0);
     for (int64_t q = q_begin; q < q_end; ++q) {
@@ -122,11 +122,20 @@ LoopChoice choose_loop_order(const Problem& problem, const Selection& selection,
        p * (inverted.distinct * block_bytes + 2.0 * static_cast<double>(partial_bytes_per_entry(problem)))},
   }};
 
+  int64_t most_picks = 0;  // of one query: its partials must fit the workspace together
+  for (size_t row = 1; row < selection.row_ptr.size(); ++row) {
+    most_picks = std::max(most_picks, selection.row_ptr[row] - selection.row_ptr[row - 1]);
+  }
+  const bool kv_outer_fits = most_picks <= options.workspace_limit / partial_bytes_per_entry(problem);
+
   const Candidate* best = nullptr;
   for (const Candidate& candidate : candidates) {
+    if (options.loop_order == LoopOrder::automatic && candidate.order == LoopOrder::kv_outer && !kv_outer_fits)
+      continue;
     if (options.loop_order != LoopOrder::automatic && options.loop_order != candidate.order) continue;
     if (best == nullptr || candidate.cost() < best->cost()) best = &candidate;
   }
+  if (best == nullptr) fail("loop_order: got {}, expected one that exists", static_cast<int>(options.loop_order));
   LoopChoice choice;
   choice.loop_order = best->order;
   choice.q_rows_per_tile = best->rows_per_tile;

@@ -14,8 +14,8 @@ struct LoopChoice {
   std::string explain;
 };
 
-// Honours options.loop_order; `automatic` takes the cheapest of q-outer per token, q-outer over union tiles, and
-// kv-outer by modelled time.
+// Honours options.loop_order; `automatic` takes the cheapest of q-outer per token, in union tiles and gathered,
+// and of kv-outer where every query's partials fit the workspace.
 LoopChoice choose_loop_order(const Problem& problem, const Selection& selection, const PlanOptions& options);
 
 }  // namespace tilesieve

@@ -169,13 +169,16 @@ class RunScorer {
     }
   }
 
-  // A hash of (seed, head, token, block): independent of threads and of the batch's cut into runs.
+  // A hash of (seed, head, position in the sequence, block): independent of threads, of the batch around the sequence,
+  // and of how a prefill is cut into calls.
   void random_scores(const TokenRun& run, int64_t stride) {
     for (int64_t h = 0; h < run.num_heads(); ++h) {
       for (int64_t i = 0; i < run.num_tokens(); ++i) {
-        const uint64_t row = static_cast<uint64_t>((run.head_begin + h) * problem_.total_q() + run.q_begin + i);
+        const uint64_t head = static_cast<uint64_t>(run.head_begin + h);
+        const uint64_t position = static_cast<uint64_t>(table_.token(run.q_begin + i).position);
+        const uint64_t row = mix(mix(mix(options_.seed) + head) + position);
         for (int64_t b = 0; b < stride; ++b) {
-          const uint64_t bits = mix(mix(mix(options_.seed) + row) + static_cast<uint64_t>(b));
+          const uint64_t bits = mix(row + static_cast<uint64_t>(b));
           scores_[static_cast<size_t>((h * run.num_tokens() + i) * stride + b)] =
               static_cast<float>(bits >> 40) * 0x1p-24f;
         }

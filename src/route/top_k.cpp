@@ -13,13 +13,12 @@ namespace {
 std::vector<int32_t> forced_blocks(int64_t num_visible, int64_t local_block, const RouteOptions& options,
                                    int64_t capacity) {
   std::vector<int32_t> forced;
-  const auto force = [&](int64_t id) {
-    if (id < 0 || id >= num_visible || static_cast<int64_t>(forced.size()) == capacity) return;
-    if (std::find(forced.begin(), forced.end(), static_cast<int32_t>(id)) != forced.end()) return;
-    forced.push_back(static_cast<int32_t>(id));
-  };
-  for (int64_t i = 0; i < std::min(options.init_blocks, num_visible); ++i) force(i);
-  for (int64_t i = 0; i < std::min(options.local_blocks, num_visible); ++i) force(local_block - i);
+  const int64_t num_init = std::min({options.init_blocks, num_visible, capacity});
+  for (int64_t id = 0; id < num_init; ++id) forced.push_back(static_cast<int32_t>(id));
+  const int64_t newest = std::min(local_block, num_visible - 1);
+  const int64_t num_local =
+      std::min({options.local_blocks - (local_block - newest), newest - num_init + 1, capacity - num_init});
+  for (int64_t i = 0; i < num_local; ++i) forced.push_back(static_cast<int32_t>(newest - i));
   return forced;
 }
 

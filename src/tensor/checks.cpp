@@ -14,6 +14,8 @@ void check_f32_any_stride(std::string_view argument, const TensorView& view, std
     for (int64_t size : sizes) expected += fmt::format("{}{}", expected.empty() ? "" : ", ", size);
     fail("{}: got {}, expected f32[{}] on the CPU ({})", argument, view.describe(), expected, shape);
   };
+  if (view.num_dims < 0 || view.num_dims > kMaxDims)
+    fail("{}: num_dims is {}, at most {}", argument, view.num_dims, kMaxDims);
   if (view.device.kind != DeviceKind::cpu || view.dtype != DType::f32) refuse();
   if (view.num_dims != static_cast<int>(sizes.size())) refuse();
   if (!std::equal(sizes.begin(), sizes.end(), view.sizes.begin())) refuse();

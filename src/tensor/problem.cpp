@@ -15,7 +15,7 @@ constexpr int64_t kMaxTokens = int64_t{1} << 31;  // query ids are int32
 constexpr int64_t kMaxSequences = int64_t{1} << 20;
 constexpr int64_t kMaxHeads = 4096;
 constexpr int64_t kMaxGroup = 512;
-constexpr double kMaxScale = 1e30;  // times log2(e) it is still an f32
+constexpr double kMinScale = 1e-30, kMaxScale = 1e30;  // times log2(e) they are still normal numbers of f32
 
 int64_t parse_integer(std::string_view key, std::string_view text) {
   int64_t value = 0;
@@ -105,8 +105,8 @@ void Problem::validate() const {
     fail("problem.kv_block_size: got {}, expected a multiple of 8 from 8 to 1024", kv_block_size);
   }
   if (top_k < 1 || top_k > kMaxTokens) fail("problem.top_k: got {}, expected 1 to 2^31", top_k);
-  if (!(softmax_scale >= 0.0) || softmax_scale > kMaxScale) {
-    fail("problem.softmax_scale: got {}, expected a positive number to {}, or 0 for 1/sqrt(head_dim)", softmax_scale,
+  if (softmax_scale != 0.0 && !(softmax_scale >= kMinScale && softmax_scale <= kMaxScale)) {
+    fail("problem.softmax_scale: got {}, expected {} to {}, or 0 for 1/sqrt(head_dim)", softmax_scale, kMinScale,
          kMaxScale);
   }
 }

@@ -113,6 +113,9 @@ Tensor::Tensor(DType dtype, std::initializer_list<int64_t> sizes)
     : Tensor(dtype, std::span<const int64_t>(sizes.begin(), sizes.size())) {}
 
 Tensor to_f32(const TensorView& view) {
+  if (view.num_dims < 0 || view.num_dims > kMaxDims)
+    fail("to_f32: num_dims is {}, at most {}", view.num_dims, kMaxDims);
+  if (view.data == nullptr && view.num_elements() != 0) fail("to_f32: data is null");
   if (view.device.kind != DeviceKind::cpu) fail("to_f32: got {}, expected a tensor on the CPU", view.describe());
   Tensor result(DType::f32, std::span<const int64_t>(view.sizes.data(), static_cast<size_t>(view.num_dims)));
   float* target = result.as<float>();

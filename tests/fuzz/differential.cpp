@@ -15,8 +15,9 @@
 #include "test_inputs.h"
 #include "test_route.h"
 
-// Of the sanitizers, where the program is built with them.
-extern "C" void __sanitizer_set_death_callback(void (*callback)()) __attribute__((weak));
+// Of the sanitizers, where the program is built with them: what they call, or are told to call, when they find a fault.
+extern "C" [[gnu::visibility("default")]] void __ubsan_on_report();
+extern "C" [[gnu::weak]] void __sanitizer_set_death_callback(void (*callback)());
 
 namespace tilesieve::testing {
 namespace {
@@ -218,11 +219,10 @@ int differential(double seconds, uint32_t seed, const std::string& line) {
 }  // namespace
 }  // namespace tilesieve::testing
 
+void __ubsan_on_report() { fmt::print(stderr, "{}\n", tilesieve::testing::present_case); }
+
 int main(int argc, char** argv) {
-  using tilesieve::testing::present_case;
-  if (__sanitizer_set_death_callback != nullptr) {
-    __sanitizer_set_death_callback([] { fmt::print(stderr, "{}\n", present_case); });
-  }
+  if (__sanitizer_set_death_callback != nullptr) __sanitizer_set_death_callback(__ubsan_on_report);
   double seconds = 60;
   uint32_t seed = 1;
   std::string line;

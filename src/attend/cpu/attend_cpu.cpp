@@ -10,6 +10,7 @@
 //   kv-outer         one block, the tiles of the queries that chose it; one softmax step, nothing is rescaled; raw
 //                    partials
 #include "attend/cpu/attend_ops.h"
+#include "cpu/softmax_merge.h"
 #include "cpu/softmax_tile.h"
 
 namespace tilesieve::TILESIEVE_ISA {
@@ -54,10 +55,11 @@ struct Block {
   const int32_t* limits;  // [padded rows] keys that a row sees; nullptr = all
 };
 
-// o_t [head_dim][N * kLanes] = o_t * factor + p^T v over the block's keys; factor nullptr = o_t holds nothing yet.
+// o_t [head_dim][N * kLanes] = p^T v over the block's keys, times new_share; where `carry`, old_share times what o_t
+// held is added. Rows whose m says that they see nothing of the block get 0, whatever its values hold.
 template <int N>
-void add_values(const float* p, const KeyBlock& values, const KeyBlock& ahead, int64_t head_dim, const Vec::Reg* factor,
-                float* o_t) {
+void add_values(const float* p, const KeyBlock& values, const KeyBlock& ahead, int64_t head_dim,
+                const SoftmaxMerge<N>& merge, bool carry, float* o_t) {
   constexpr int M = Vec::kTileSteps;  // divides head_dim, which is a multiple of 8
   for (int64_t d = 0; d < head_dim; d += M) {
     prefetch_rows(ahead, ahead.count * d / head_dim, ahead.count * (d + M) / head_dim, head_dim);
@@ -65,16 +67,17 @@ void add_values(const float* p, const KeyBlock& values, const KeyBlock& ahead, i
 #pragma GCC unroll 8
     for (int i = 0; i < M; ++i) {
 #pragma GCC unroll 8
-      for (int n = 0; n < N; ++n) {
-        acc[i][n] =
-            factor == nullptr ? Vec::zero() : Vec::mul(Vec::load(o_t + ((d + i) * N + n) * Vec::kLanes), factor[n]);
-      }
+      for (int n = 0; n < N; ++n) acc[i][n] = Vec::zero();
     }
     tile_product<M, N>(values.data + d, 1, values.stride, values.count, p, N * Vec::kLanes, acc);
 #pragma GCC unroll 8
     for (int i = 0; i < M; ++i) {
 #pragma GCC unroll 8
-      for (int n = 0; n < N; ++n) Vec::store(o_t + ((d + i) * N + n) * Vec::kLanes, acc[i][n]);
+      for (int n = 0; n < N; ++n) {
+        float* place = o_t + ((d + i) * N + n) * Vec::kLanes;
+        const Vec::Reg share = Vec::mul_unless_minus_inf(acc[i][n], merge.new_share[n], merge.new_m[n]);
+        Vec::store(place, carry ? Vec::fma(Vec::load(place), merge.old_share[n], share) : share);
+      }
     }
   }
 }
@@ -87,28 +90,30 @@ enum class Visit {
             // output remains
 };
 
-// One step of the online softmax.
+// One step of the online softmax: the block by itself, then merged into the state. Every form of the loops merges the
+// same blocks in the same order by the same operations (combine included), so that they agree bit for bit.
 template <int N>
 void visit(const Tile& tile, const Block& block, int64_t head_dim, Visit kind, float* p) {
-  Vec::Reg m[N], l[N], factor[N];
-  if (kind == Visit::kFirst) {
-    for (int n = 0; n < N; ++n) m[n] = Vec::set1(kMinusInf);
-    for (int n = 0; n < N; ++n) l[n] = Vec::zero();
-    score_block<N>(tile.q_t, head_dim, block.keys, block.limits, block.values, block.scale_log2, p, m);
-  } else {
-    Vec::Reg old_m[N];
-    for (int n = 0; n < N; ++n) m[n] = old_m[n] = Vec::load(tile.m + n * Vec::kLanes);
-    score_block<N>(tile.q_t, head_dim, block.keys, block.limits, block.values, block.scale_log2, p, m);
-    for (int n = 0; n < N; ++n) {
-      factor[n] = Vec::exp2(Vec::sub(old_m[n], Vec::zero_where_minus_inf(m[n])));
-      l[n] = Vec::mul(Vec::load(tile.l + n * Vec::kLanes), factor[n]);
-      if (kind == Visit::kDetach) Vec::store(tile.factor + n * Vec::kLanes, factor[n]);
-    }
+  SoftmaxMerge<N> merge;
+  Vec::Reg l[N];
+  for (int n = 0; n < N; ++n) merge.new_m[n] = Vec::set1(kMinusInf);
+  for (int n = 0; n < N; ++n) l[n] = Vec::zero();
+  score_block<N>(tile.q_t, head_dim, block.keys, block.limits, block.values, block.scale_log2, p, merge.new_m);
+  exponentiate<N>(p, block.keys.count, block.scale_log2, merge.new_m, l);
+  for (int n = 0; n < N; ++n) {
+    float* m_place = tile.m + n * Vec::kLanes;
+    float* l_place = tile.l + n * Vec::kLanes;
+    const bool first = kind == Visit::kFirst;
+    const Vec::Reg old_m = first ? Vec::set1(kMinusInf) : Vec::load(m_place);
+    const Vec::Reg m = Vec::max_ignoring_nan(merge.new_m[n], old_m);
+    merge.old_share[n] = share_of(old_m, m);
+    merge.new_share[n] = share_of(merge.new_m[n], m);
+    Vec::store(m_place, m);
+    Vec::store(l_place, first ? l[n] : merge_sums(Vec::load(l_place), merge.old_share[n], l[n], merge.new_share[n]));
+    if (first) merge.new_share[n] = Vec::set1(1.0f);
+    if (kind == Visit::kDetach) Vec::store(tile.factor + n * Vec::kLanes, merge.old_share[n]);
   }
-  exponentiate<N>(p, block.keys.count, block.scale_log2, m, l);
-  add_values<N>(p, block.values, block.next_keys, head_dim, kind == Visit::kNext ? factor : nullptr, tile.o_t);
-  for (int n = 0; n < N; ++n) Vec::store(tile.m + n * Vec::kLanes, m[n]);
-  for (int n = 0; n < N; ++n) Vec::store(tile.l + n * Vec::kLanes, l[n]);
+  add_values<N>(p, block.values, block.next_keys, head_dim, merge, kind == Visit::kNext, tile.o_t);
 }
 
 void visit_rows(const Tile& tile, const Block& block, int64_t head_dim, Visit kind, float* p) {

@@ -1,0 +1,27 @@
+// SPDX-License-Identifier: Apache-2.0
+// Merging two softmax states (m, l, o): m = max of both, a share of 2^(its m - m) for each, l and o the sums of shares.
+// One set of operations for every loop order and for combine, so that they round alike. The identity is (-inf, 0, 0).
+#pragma once
+
+#include "cpu/vec.h"
+
+namespace tilesieve::TILESIEVE_ISA {
+
+// The part that a state with maximum part_m keeps under the maximum m; 0 for one that has seen nothing, also where
+// nothing has been seen at all (m = -inf).
+TILESIEVE_INLINE Vec::Reg share_of(Vec::Reg part_m, Vec::Reg m) {
+  return Vec::exp2(Vec::sub(part_m, Vec::zero_where_minus_inf(m)));
+}
+
+TILESIEVE_INLINE Vec::Reg merge_sums(Vec::Reg old_l, Vec::Reg old_share, Vec::Reg new_l, Vec::Reg new_share) {
+  return Vec::fma(old_l, old_share, Vec::mul(new_l, new_share));
+}
+
+// Shares of a tile's state and of the block that joins it.
+template <int N>
+struct SoftmaxMerge {
+  Vec::Reg new_m[N];
+  Vec::Reg old_share[N], new_share[N];
+};
+
+}  // namespace tilesieve::TILESIEVE_ISA
