@@ -52,8 +52,10 @@ def rewritten(text: str) -> str:
 
     def replace(match: re.Match) -> str:
         results = json.loads((ROOT / "bench" / "results" / match[2]).read_text())
-        return match[1] + "\n" + table(results, match[3]) + "\n" + match[4]
+        return match[1] + "\n" + table(results, match[3]) + "\n" + match[5]
 
+    if text.count("<!-- bench ") != len(BLOCK.findall(text)):
+        sys.exit("bench_tables: a marker has no <!-- end -->")
     return BLOCK.sub(replace, text)
 
 
