@@ -30,10 +30,10 @@ Plan plan_attention(const Problem& problem, const BlockIndex& block_index, const
 
 void run_plan(const Problem& problem, const AttentionInputs& inputs, const Plan& plan, const AttentionOutputs& outputs,
               void* workspace, const Execution& execution) {
-  check_inputs(problem, inputs, outputs);
-  check_plan(problem, plan, plan.loop_order);
   if (reinterpret_cast<uintptr_t>(workspace) % 64 != 0) fail("workspace: not aligned to 64 bytes");
   if (plan.loop_order == LoopOrder::q_outer) return attend_q_outer(problem, inputs, plan, outputs, execution);
+  check_inputs(problem, inputs, outputs);
+  check_plan(problem, plan, LoopOrder::kv_outer);
 
   AlignedArray<uint8_t> own_workspace;
   if (workspace == nullptr) {

@@ -3,7 +3,7 @@
 #include "tilesieve/attend.h"
 
 #include <algorithm>
-#include <cmath>
+#include <numbers>
 
 #include "attend/cpu/attend_ops.h"
 #include "base/aligned.h"
@@ -14,8 +14,6 @@
 namespace tilesieve {
 
 namespace {
-
-constexpr double kLog2E = 1.44269504088896340736;
 
 HeadTensors head_tensors(const Problem& problem, const AttentionInputs& inputs, int64_t kv_head, int64_t first_key) {
   HeadTensors t;
@@ -32,7 +30,7 @@ HeadTensors head_tensors(const Problem& problem, const AttentionInputs& inputs, 
   t.group_size = problem.group_size();
   t.head_dim = problem.head_dim;
   t.kv_block_size = problem.kv_block_size;
-  t.scale_log2 = static_cast<float>(problem.scale() * kLog2E);
+  t.scale_log2 = static_cast<float>(problem.scale() * std::numbers::log2e);
   return t;
 }
 
@@ -69,14 +67,7 @@ void check_plan(const Problem& problem, const Plan& plan, LoopOrder loop_order) 
 
 void check_inputs(const Problem& problem, const AttentionInputs& inputs, const AttentionOutputs& outputs) {
   check_tensors(problem, inputs);
-  const int64_t total_q = problem.total_q();
-  check_f32("o", outputs.o, {total_q, problem.num_q_heads, problem.head_dim}, "[total_q, num_q_heads, head_dim]");
-  check_f32_any_stride("lse", outputs.lse, {total_q, problem.num_q_heads}, "[total_q, num_q_heads]");
-  for (int d = 0; d < 2; ++d) {
-    if (outputs.o.sizes[d] > 1 && outputs.o.strides[d] == 0)
-      fail("o: the stride of dimension {} is 0: rows overlap", d);
-    if (outputs.lse.sizes[d] > 1 && outputs.lse.strides[d] == 0) fail("lse: the stride of dimension {} is 0", d);
-  }
+  check_outputs(problem, outputs.o, outputs.lse);
 }
 
 void check_tensors(const Problem& problem, const AttentionInputs& inputs) {

@@ -31,9 +31,7 @@ void combine(const Problem& problem, const Selection& selection, const Pass& pas
   if (pass.head_end > problem.num_kv_heads || pass.q_end > problem.total_q()) {
     fail("pass: was made for another problem than '{}'", problem.to_line());
   }
-  check_f32("o", outputs.o, {problem.total_q(), problem.num_q_heads, problem.head_dim},
-            "[total_q, num_q_heads, head_dim]");
-  check_f32_any_stride("lse", outputs.lse, {problem.total_q(), problem.num_q_heads}, "[total_q, num_q_heads]");
+  check_outputs(problem, outputs.o, outputs.lse);
   if (pass.num_entries() > 0 && (partials.o_partial == nullptr || partials.m == nullptr || partials.l == nullptr)) {
     fail("partials: o_partial, m or l is null");
   }

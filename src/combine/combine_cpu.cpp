@@ -7,7 +7,6 @@ namespace tilesieve::TILESIEVE_ISA {
 namespace {
 
 constexpr float kMinusInf = -__builtin_inff();
-constexpr float kLn2 = 0.693147180559945309f;
 
 // Columns [column, column + V * kLanes) of o, each partial read once in order: bound by the reading of partials.
 template <int V>
@@ -37,8 +36,8 @@ void merge(const PartialRows& partials, int64_t head_dim, float* shares, float* 
     shares[2 * i + 1] = Vec::first(new_share);
   }
   const float sum = Vec::first(l);
-  const float inverse = sum == 0.0f ? 0.0f : 1.0f / sum;
-  *lse = sum == 0.0f ? kMinusInf : kLn2 * (Vec::first(m) + __builtin_log2f(sum));
+  const float inverse = normaliser_of(sum);
+  *lse = lse_of(Vec::first(m), sum);
 
   int64_t column = 0;
   for (; column + 8 * Vec::kLanes <= head_dim; column += 8 * Vec::kLanes) {

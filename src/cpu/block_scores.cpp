@@ -4,15 +4,15 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <numbers>
+
+#include "base/rounding.h"
 
 namespace tilesieve {
 
 namespace {
 
-constexpr double kLog2E = 1.44269504088896340736;
 enum Slot : size_t { kQueries, kScores, kM, kL };
-
-int64_t round_up(int64_t x, int64_t step) { return (x + step - 1) / step * step; }
 
 }  // namespace
 
@@ -74,7 +74,7 @@ void BlockScorer::max_per_block(const RowRun& run, float* out, int64_t out_strid
 
 void BlockScorer::mass_per_block(const RowRun& run, double softmax_scale, float* out, int64_t out_stride) {
   load_tiles(run);
-  const float scale_log2 = static_cast<float>(softmax_scale * kLog2E);
+  const float scale_log2 = static_cast<float>(softmax_scale * std::numbers::log2e);
   const int64_t num_blocks = (run.max_visible() + run.kv_block_size - 1) / run.kv_block_size;
   float* scratch = buffer(kScores, run.kv_block_size * stats_.rows_per_tile);
   const int64_t padded_rows = round_up(run.num_rows(), stats_.rows_per_tile);

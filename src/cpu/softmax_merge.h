@@ -17,6 +17,15 @@ TILESIEVE_INLINE Vec::Reg merge_sums(Vec::Reg old_l, Vec::Reg old_share, Vec::Re
   return Vec::fma(old_l, old_share, Vec::mul(new_l, new_share));
 }
 
+// What turns a row's output into its softmax average: 1 / l, and 0 for a row that has seen nothing.
+TILESIEVE_INLINE float normaliser_of(float l) { return l == 0.0f ? 0.0f : 1.0f / l; }
+
+// Natural log of the sum over exp of the scaled logits; -inf for a row that has seen nothing.
+TILESIEVE_INLINE float lse_of(float m, float l) {
+  constexpr float kLn2 = 0.693147180559945309f;
+  return l == 0.0f ? -__builtin_inff() : kLn2 * (m + __builtin_log2f(l));
+}
+
 // Shares of a tile's state and of the block that joins it.
 template <int N>
 struct SoftmaxMerge {

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Attention mass of routes, with floor, ceiling and recall, in one pass over the scores.
 #include <algorithm>
-#include <memory>
 
 #include "base/fail.h"
 #include "base/parallel.h"
 #include "base/rank.h"
+#include "base/rounding.h"
 #include "cpu/block_scores.h"
 #include "cpu/isa.h"
 #include "tensor/checks.h"
@@ -16,8 +16,6 @@ namespace tilesieve {
 namespace {
 
 constexpr int64_t kTilesPerRun = 4;
-
-int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 // What rows (query token, KV head) add to a route's means.
 struct Sums {

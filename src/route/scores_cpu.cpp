@@ -5,6 +5,7 @@
 
 #include "base/fail.h"
 #include "base/parallel.h"
+#include "base/rounding.h"
 #include "cpu/block_scores.h"
 #include "cpu/isa.h"
 #include "route/score_rows.h"
@@ -16,8 +17,6 @@ namespace {
 
 // Tiles of rows that go through a block of keys together, so that the block is fetched once for all.
 constexpr int64_t kTilesPerRun = 4;
-
-int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 // A run of query tokens of one sequence under some KV heads, and the scores it produces.
 struct TokenRun {

@@ -32,4 +32,14 @@ void check_f32(std::string_view argument, const TensorView& view, std::initializ
   }
 }
 
+void check_outputs(const Problem& problem, const TensorView& o, const TensorView& lse) {
+  const int64_t total_q = problem.total_q();
+  check_f32("o", o, {total_q, problem.num_q_heads, problem.head_dim}, "[total_q, num_q_heads, head_dim]");
+  check_f32_any_stride("lse", lse, {total_q, problem.num_q_heads}, "[total_q, num_q_heads]");
+  for (int d = 0; d < 2; ++d) {
+    if (o.sizes[d] > 1 && o.strides[d] == 0) fail("o: the stride of dimension {} is 0: rows overlap", d);
+    if (lse.sizes[d] > 1 && lse.strides[d] == 0) fail("lse: the stride of dimension {} is 0", d);
+  }
+}
+
 }  // namespace tilesieve

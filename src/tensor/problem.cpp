@@ -6,6 +6,7 @@
 #include <cmath>
 
 #include "base/fail.h"
+#include "base/rounding.h"
 
 namespace tilesieve {
 
@@ -59,8 +60,6 @@ int64_t sum(const std::vector<int64_t>& lens) {
   for (int64_t len : lens) total += len;
   return total;
 }
-
-int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 }  // namespace
 

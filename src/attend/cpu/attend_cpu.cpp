@@ -18,7 +18,6 @@ namespace tilesieve::TILESIEVE_ISA {
 namespace {
 
 constexpr float kMinusInf = -__builtin_inff();
-constexpr float kLn2 = 0.693147180559945309f;
 
 int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 int64_t clamp(int64_t x, int64_t low, int64_t high) { return x < low ? low : x > high ? high : x; }
@@ -183,10 +182,7 @@ void normalise(const Tile& tile, int64_t head_dim) {
   const int num_vectors = vectors_for(tile.num_rows);
   for (int n = 0; n < num_vectors; ++n) {
     float inverse[Vec::kLanes];
-    for (int i = 0; i < Vec::kLanes; ++i) {
-      const float l = tile.l[n * Vec::kLanes + i];
-      inverse[i] = l == 0.0f ? 0.0f : 1.0f / l;
-    }
+    for (int i = 0; i < Vec::kLanes; ++i) inverse[i] = normaliser_of(tile.l[n * Vec::kLanes + i]);
     const Vec::Reg factor = Vec::load(inverse);
     for (int64_t d = 0; d < head_dim; ++d) {
       float* place = tile.o_t + (d * num_vectors + n) * Vec::kLanes;
@@ -212,8 +208,7 @@ float* output_row(const QOuterItem& item, int64_t row) {
 
 void write_lse(const QOuterItem& item, int64_t row, float m, float l) {
   const int64_t group = item.tensors.group_size;
-  item.lse[(item.q_begin + row / group) * item.lse_token_stride + row % group * item.lse_head_stride] =
-      l == 0.0f ? kMinusInf : kLn2 * (m + __builtin_log2f(l));
+  item.lse[(item.q_begin + row / group) * item.lse_token_stride + row % group * item.lse_head_stride] = lse_of(m, l);
 }
 
 // The union of the tokens' blocks, ascending, and who of them picked the present one.
@@ -398,7 +393,7 @@ void q_outer_gather(const QOuterItem& item, float* scratch) {
 
   for (int64_t r = 0; r < num_rows; ++r) {
     float* row = output_row(item, r);
-    const float inverse = l[r] == 0.0f ? 0.0f : 1.0f / l[r];
+    const float inverse = normaliser_of(l[r]);
     for (int64_t d = 0; d < t.head_dim; ++d) row[d] *= inverse;
     write_lse(item, r, m[r], l[r]);
   }
