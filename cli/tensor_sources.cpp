@@ -81,7 +81,7 @@ std::optional<TensorView> TensorSources::find_f32(const std::string& name, const
       widened_.push_back(to_f32(*view));
       return widened_.back().view();
     default:
-      throw Error(fmt::format("{}: {}: got {}, expected f32, bf16, f16, f64 or f8_e4m3", path, name, view->describe()));
+      throw Error(fmt::format("{}: {}: got {}, expected f32, bf16, f16, f64 or e4m3", path, name, view->describe()));
   }
 }
 

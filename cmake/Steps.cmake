@@ -4,7 +4,7 @@
 # Instruction sets that this target can compile for, and their flags. "portable" adds none.
 set(TILESIEVE_ISAS portable)
 if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
-  list(APPEND TILESIEVE_ISAS avx2 avx512)
+  list(APPEND TILESIEVE_ISAS avx2 avx512 avx512_bf16 amx)
 endif()
 set(TILESIEVE_FLAGS_portable "")
 set(TILESIEVE_FLAGS_avx2 -mavx2 -mfma -mf16c)
@@ -13,13 +13,21 @@ set(TILESIEVE_FLAGS_avx512 -mavx512f -mavx512bw -mavx512dq -mavx512vl -mfma -mf1
 if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 13)
   list(APPEND TILESIEVE_FLAGS_avx512 -Wno-uninitialized -Wno-maybe-uninitialized)
 endif()
+set(TILESIEVE_FLAGS_avx512_bf16 ${TILESIEVE_FLAGS_avx512} -mavx512bf16)
+set(TILESIEVE_FLAGS_amx ${TILESIEVE_FLAGS_avx512_bf16} -mamx-tile -mamx-bf16)
 # No contraction: what the kernels fuse they fuse by name, and where they do not, a rounding is relied on.
 set(TILESIEVE_ISA_OPTIONS -fno-math-errno -fno-trapping-math -ffp-contract=off)
 
-# tilesieve_step(name SOURCES ... [ISA_SOURCES ...])
-# ISA_SOURCES are compiled once for each instruction set, with TILESIEVE_ISA defined to its name.
+# tilesieve_step(name SOURCES ... [VECTOR_SOURCES ...] [AVX512_BF16_SOURCES ...] [AMX_SOURCES ...])
+# VECTOR_SOURCES are compiled once for each of portable, avx2 and avx512, the others for the one set that they name;
+# TILESIEVE_ISA is defined to the set's name.
 function(tilesieve_step name)
-  cmake_parse_arguments(STEP "" "" "SOURCES;ISA_SOURCES" ${ARGN})
+  cmake_parse_arguments(STEP "" "" "SOURCES;VECTOR_SOURCES;AVX512_BF16_SOURCES;AMX_SOURCES" ${ARGN})
+  set(STEP_portable ${STEP_VECTOR_SOURCES})
+  set(STEP_avx2 ${STEP_VECTOR_SOURCES})
+  set(STEP_avx512 ${STEP_VECTOR_SOURCES})
+  set(STEP_avx512_bf16 ${STEP_AVX512_BF16_SOURCES})
+  set(STEP_amx ${STEP_AMX_SOURCES})
   set(objects)
   add_library(tilesieve_${name} OBJECT ${STEP_SOURCES})
   target_link_libraries(tilesieve_${name} PRIVATE tilesieve_flags OpenMP::OpenMP_CXX
@@ -28,8 +36,8 @@ function(tilesieve_step name)
   list(APPEND objects $<TARGET_OBJECTS:tilesieve_${name}>)
   foreach(isa IN LISTS TILESIEVE_ISAS)
     target_compile_definitions(tilesieve_${name} PRIVATE TILESIEVE_HAS_${isa})
-    if(STEP_ISA_SOURCES)
-      add_library(tilesieve_${name}_${isa} OBJECT ${STEP_ISA_SOURCES})
+    if(STEP_${isa})
+      add_library(tilesieve_${name}_${isa} OBJECT ${STEP_${isa}})
       target_link_libraries(tilesieve_${name}_${isa} PRIVATE tilesieve_flags)
       target_compile_definitions(tilesieve_${name}_${isa} PRIVATE TILESIEVE_ISA=${isa} TILESIEVE_ISA_IS_${isa})
       target_compile_options(tilesieve_${name}_${isa} PRIVATE ${TILESIEVE_FLAGS_${isa}} ${TILESIEVE_ISA_OPTIONS})

@@ -43,7 +43,7 @@ void run_plan(const Problem& problem, const AttentionInputs& inputs, const Plan&
   for (const Pass& pass : plan.passes) {
     const Partials partials = Partials::in(workspace, pass.num_entries(), problem);
     attend_kv_outer(problem, inputs, pass, partials, execution);
-    combine(problem, plan.selection, pass, partials, outputs, execution);
+    combine(problem, plan.selection, pass, partials, inputs.v_scale, outputs, execution);
   }
 }
 

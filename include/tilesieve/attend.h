@@ -13,15 +13,27 @@
 
 namespace [[gnu::visibility("default")]] tilesieve {
 
+// Inner strides are 1, other strides any. Keys and values lie in one piece, or in pages of one block each, in any
+// order, which the block table names: K and V may be two tensors or two views of one packed cache.
 struct AttentionInputs {
-  TensorView q;  // [total_q, num_q_heads, head_dim] f32, inner stride 1
-  TensorView k;  // [total_kv, num_kv_heads, head_dim] f32, inner stride 1
-  TensorView v;  // [total_kv, num_kv_heads, head_dim] f32, inner stride 1
+  TensorView q;  // [total_q, num_q_heads, head_dim] of problem.q_dtype
+  TensorView k;  // [total_kv, num_kv_heads, head_dim] of problem.kv_dtype, or paged
+                 // [num_pages, kv_block_size, num_kv_heads, head_dim]
+  TensorView v;  // as k, with its own strides
+
+  // [num_sequences, at least the blocks of the longest sequence] i32: the page of each block; no data = not paged.
+  // Entries past a sequence's last block are not read.
+  TensorView block_table;
+
+  // Factors of the stored numbers, f32: [1] for the whole tensor or [num_kv_heads]; no data = 1.
+  TensorView q_scale, k_scale, v_scale;
+
+  bool is_paged() const { return block_table.data != nullptr; }
 };
 
 // Outputs overlap neither inputs nor themselves.
 struct AttentionOutputs {
-  TensorView o;    // [total_q, num_q_heads, head_dim] f32, inner stride 1
+  TensorView o;    // [total_q, num_q_heads, head_dim] f32, bf16 or f16, inner stride 1
   TensorView lse;  // [total_q, num_q_heads] f32, natural log of the sum over exp(scaled logits); -inf for an empty row
 };
 
@@ -35,10 +47,11 @@ struct Partials {
 
 // One row of the kernel table: a kernel that exists.
 struct Kernel {
-  std::string name;  // "avx512.q_outer.f32"
+  std::string name;  // "avx512.q_outer.bf16"
   Isa isa = Isa::portable;
   LoopOrder loop_order = LoopOrder::q_outer;
-  DType dtype = DType::f32;
+  DType dtype = DType::f32;       // of stored keys and values
+  DType arithmetic = DType::f32;  // of the factors of both products; sums are f32. bf16 rounds the weights of a softmax
   int64_t max_head_dim = 256;
   int64_t tile_rows = 0;      // query rows of one tile
   int64_t tile_row_step = 0;  // rows are padded to a multiple of this

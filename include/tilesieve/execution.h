@@ -9,18 +9,19 @@
 
 namespace [[gnu::visibility("default")]] tilesieve {
 
-// Ordered: a later set is preferred where the machine has it.
-enum class Isa : uint8_t { portable, avx2, avx512, best = 255 };
+// Ordered: a later set is preferred where the machine has it and a kernel exists for the problem. avx512_bf16 and amx
+// compute products of bf16 and have kernels for bf16 and e4m3 storage alone; everything around those (routing,
+// combining) runs as avx512 under them.
+enum class Isa : uint8_t { portable, avx2, avx512, avx512_bf16, amx, best = 255 };
 
 std::string_view name_of(Isa isa);
 Isa parse_isa(std::string_view name);  // Error when unknown
 bool is_available(Isa isa);            // built in, and this machine has it
 std::vector<Isa> available_isas();     // worst first
-Isa best_isa();
 
 struct Execution {
   int num_threads = 0;  // 0 = as many as OpenMP would use
-  Isa isa = Isa::best;  // forced sets that this machine lacks are refused
+  Isa isa = Isa::best;  // sets that this machine lacks, or that have no kernel for the problem, are refused
 };
 
 }  // namespace tilesieve

@@ -28,12 +28,11 @@ struct Mass {
   int64_t num_rows = 0;                                                 // (query token, KV head) rows measured
 };
 
-// Measures several routes in one pass over q [total_q, num_q_heads, head_dim] and k [total_kv, num_kv_heads, head_dim]
-// (f32). options gives the forced blocks. Costs half of a dense attention, whatever the number of routes.
-// sample_every = n measures every n-th query token of each sequence, the last one included.
-std::vector<Mass> measure_mass(const Problem& problem, const TensorView& q, const TensorView& k,
-                               std::span<const BlockIndex> routes, const RouteOptions& options,
-                               int64_t sample_every = 1, const Execution& execution = {});
+// Measures several routes in one pass over q and k of `inputs`, stored, paged and scaled as for attending; index_q and
+// index_k are not read. options gives the forced blocks. Costs half of a dense attention, whatever the number of
+// routes. sample_every = n measures every n-th query token of each sequence, the last one included.
+std::vector<Mass> measure_mass(const Problem& problem, const RouteInputs& inputs, std::span<const BlockIndex> routes,
+                               const RouteOptions& options, int64_t sample_every = 1, const Execution& execution = {});
 
 // Error of `got` against `want`, both f32 of the same shape, accumulated in f64.
 struct Difference {

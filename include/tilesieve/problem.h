@@ -8,6 +8,8 @@
 #include <string_view>
 #include <vector>
 
+#include "tilesieve/tensor.h"
+
 namespace [[gnu::visibility("default")]] tilesieve {
 
 struct Problem {
@@ -27,6 +29,9 @@ struct Problem {
   bool causal = true;          // bottom-right aligned
   double softmax_scale = 0.0;  // 0 = 1 / sqrt(head_dim)
 
+  DType q_dtype = DType::f32;   // as queries are stored: f32, bf16, f16 or f8_e4m3
+  DType kv_dtype = DType::f32;  // as keys and values are stored, likewise
+
   int64_t num_sequences() const { return static_cast<int64_t>(q_lens.size()); }
   int64_t group_size() const { return num_q_heads / num_kv_heads; }
   int64_t total_q() const;
@@ -39,7 +44,8 @@ struct Problem {
   void validate() const;
 
   // "hq=64 hkv=4 d=128 q=2048 kv=32768 block=128 topk=16 causal=1"; lists as "q=5,0,17 kv=128,64,300"; optional
-  // "qblock=" (default 1) and "scale=" (default 1/sqrt(d)). parse(to_line()) gives the same problem back.
+  // "qblock=" (default 1), "scale=" (default 1/sqrt(d)), "dtype=" of keys and values (default f32; bf16, f16, e4m3) and
+  // "qdtype=" of queries (default: the same). parse(to_line()) gives the same problem back.
   static Problem parse(std::string_view line);
   std::string to_line() const;
 

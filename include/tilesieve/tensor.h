@@ -12,10 +12,30 @@
 
 namespace [[gnu::visibility("default")]] tilesieve {
 
-enum class DType : uint8_t { f64, f32, f16, bf16, f8_e4m3, f8_e5m2, i64, i32, i16, i8, u64, u32, u16, u8, boolean };
+// f8_e4m3 is the OCP format (float8_e4m3fn: no infinities, largest 448). The FNUZ formats (bias one higher, no -0) are
+// told apart so that they can be refused by name.
+enum class DType : uint8_t {
+  f64,
+  f32,
+  f16,
+  bf16,
+  f8_e4m3,
+  f8_e5m2,
+  f8_e4m3fnuz,
+  f8_e5m2fnuz,
+  i64,
+  i32,
+  i16,
+  i8,
+  u64,
+  u32,
+  u16,
+  u8,
+  boolean
+};
 
 int64_t size_in_bytes(DType dtype);
-std::string_view name_of(DType dtype);  // "f32", "bf16", "f8_e4m3", ...
+std::string_view name_of(DType dtype);  // "f32", "bf16", "e4m3", "i32", ...
 
 enum class DeviceKind : uint8_t { cpu, cuda };
 

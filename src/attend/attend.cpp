@@ -3,34 +3,38 @@
 #include "tilesieve/attend.h"
 
 #include <algorithm>
+#include <array>
 #include <numbers>
 
 #include "attend/cpu/attend_ops.h"
 #include "base/aligned.h"
 #include "base/fail.h"
 #include "base/parallel.h"
+#include "base/rounding.h"
 #include "tensor/checks.h"
+#include "tensor/kv_storage.h"
 
 namespace tilesieve {
 
 namespace {
 
-HeadTensors head_tensors(const Problem& problem, const AttentionInputs& inputs, int64_t kv_head, int64_t first_key) {
+HeadTensors head_tensors(const Problem& problem, const SequenceTable& table, const AttentionInputs& inputs,
+                         int64_t sequence, int64_t kv_head) {
+  const int64_t q_bytes = size_in_bytes(inputs.q.dtype);
   HeadTensors t;
-  t.q = inputs.q.as<const float>() + kv_head * problem.group_size() * inputs.q.strides[1];
-  t.k = t.v = nullptr;  // where there are no keys there may be no memory to point into
-  if (first_key < problem.total_kv()) {
-    t.k = inputs.k.as<const float>() + first_key * inputs.k.strides[0] + kv_head * inputs.k.strides[1];
-    t.v = inputs.v.as<const float>() + first_key * inputs.v.strides[0] + kv_head * inputs.v.strides[1];
-  }
-  t.q_token_stride = inputs.q.strides[0];
-  t.q_head_stride = inputs.q.strides[1];
-  t.k_stride = inputs.k.strides[0];
-  t.v_stride = inputs.v.strides[0];
+  t.q = inputs.q.as<const uint8_t>() + kv_head * problem.group_size() * inputs.q.strides[1] * q_bytes;
+  t.q_token_stride = inputs.q.strides[0] * q_bytes;
+  t.q_head_stride = inputs.q.strides[1] * q_bytes;
+  t.q_dtype = inputs.q.dtype;
+  t.k = stored_keys(problem, table, inputs.k, inputs.block_table, sequence, kv_head);
+  t.v = stored_keys(problem, table, inputs.v, inputs.block_table, sequence, kv_head);
+  t.kv_len = problem.kv_lens[static_cast<size_t>(sequence)];
   t.group_size = problem.group_size();
   t.head_dim = problem.head_dim;
   t.kv_block_size = problem.kv_block_size;
-  t.scale_log2 = static_cast<float>(problem.scale() * std::numbers::log2e);
+  const double scale = problem.scale() * static_cast<double>(scale_of(inputs.q_scale, kv_head)) *
+                       static_cast<double>(scale_of(inputs.k_scale, kv_head));
+  t.scale_log2 = static_cast<float>(scale * std::numbers::log2e);
   return t;
 }
 
@@ -43,16 +47,16 @@ std::vector<int64_t> visible_keys(const SequenceTable& table) {
 // One thread's scratch, made when the thread takes its first item.
 class Scratch {
  public:
-  Scratch(int num_threads, int64_t floats) : floats_(floats), memory_(static_cast<size_t>(num_threads)) {}
-  float* of(int thread) {
-    AlignedArray<float>& memory = memory_[static_cast<size_t>(thread)];
-    if (!memory) memory = make_aligned<float>(floats_);
+  Scratch(int num_threads, int64_t bytes) : bytes_(bytes), memory_(static_cast<size_t>(num_threads)) {}
+  uint8_t* of(int thread) {
+    AlignedArray<uint8_t>& memory = memory_[static_cast<size_t>(thread)];
+    if (!memory) memory = make_aligned<uint8_t>(bytes_);
     return memory.get();
   }
 
  private:
-  int64_t floats_;
-  std::vector<AlignedArray<float>> memory_;
+  int64_t bytes_;
+  std::vector<AlignedArray<uint8_t>> memory_;
 };
 
 }  // namespace
@@ -72,10 +76,14 @@ void check_inputs(const Problem& problem, const AttentionInputs& inputs, const A
 
 void check_tensors(const Problem& problem, const AttentionInputs& inputs) {
   problem.validate();
-  const int64_t total_q = problem.total_q(), total_kv = problem.total_kv();
-  check_f32("q", inputs.q, {total_q, problem.num_q_heads, problem.head_dim}, "[total_q, num_q_heads, head_dim]");
-  check_f32("k", inputs.k, {total_kv, problem.num_kv_heads, problem.head_dim}, "[total_kv, num_kv_heads, head_dim]");
-  check_f32("v", inputs.v, {total_kv, problem.num_kv_heads, problem.head_dim}, "[total_kv, num_kv_heads, head_dim]");
+  const std::array<int64_t, 3> q_sizes = {problem.total_q(), problem.num_q_heads, problem.head_dim};
+  check_storage("q", inputs.q, problem.q_dtype, q_sizes, "[total_q, num_q_heads, head_dim]");
+  check_keys("k", problem, inputs.k, inputs.block_table, problem.kv_dtype);
+  check_keys("v", problem, inputs.v, inputs.block_table, problem.kv_dtype);
+  if (inputs.is_paged()) check_block_table(problem, inputs.block_table, std::min(inputs.k.sizes[0], inputs.v.sizes[0]));
+  check_scale("q_scale", problem, inputs.q_scale);
+  check_scale("k_scale", problem, inputs.k_scale);
+  check_scale("v_scale", problem, inputs.v_scale);
 }
 
 Partials Partials::in(void* workspace, int64_t num_entries, const Problem& problem) {
@@ -95,39 +103,55 @@ void attend_q_outer(const Problem& problem, const AttentionInputs& inputs, const
   const AttendOps& ops = attend_ops(kernel.isa);
   const SequenceTable table(problem);
   const std::vector<int64_t> visible = visible_keys(table);
-  const int64_t total_q = problem.total_q(), group = problem.group_size();
+  const int64_t total_q = problem.total_q(), group = problem.group_size(), head_dim = problem.head_dim;
 
   const bool gather = plan.q_rows_per_tile == 0;
   const int64_t rows_per_tile = gather ? kernel.tile_rows : std::min(plan.q_rows_per_tile, kernel.tile_rows);
   int64_t max_tokens = 0;
   for (const QRun& run : plan.q_runs) max_tokens = std::max(max_tokens, run.q_end - run.q_begin);
-  const int64_t max_tiles = gather ? 1 : (max_tokens * group + rows_per_tile - 1) / rows_per_tile;
+  const int64_t max_tiles = gather ? 1 : ceil_div(max_tokens * group, rows_per_tile);
   if (max_tokens > kMaxQRunTokens || max_tiles > kMaxQRunTiles) {
     fail("plan.q_runs: a run of {} tokens in {} tiles, at most {} and {} are supported", max_tokens, max_tiles,
          kMaxQRunTokens, kMaxQRunTiles);
   }
 
+  // Kernels write f32. Where o is narrower, a run's outputs stay in scratch until they are whole, and are rounded once.
+  const bool narrow = outputs.o.dtype != DType::f32;
+  const int64_t kernel_bytes =
+      round_up(ops.scratch_bytes(max_tiles, gather ? max_tokens * group : 0, head_dim, problem.kv_block_size), 64);
+  const int64_t row_bytes = head_dim * int64_t{sizeof(float)};
   Scratch scratch(resolve_num_threads(execution.num_threads),
-                  ops.scratch_floats(max_tiles, max_tokens * group, problem.head_dim, problem.kv_block_size));
+                  kernel_bytes + (narrow ? max_tokens * group * row_bytes : 0));
   parallel_for(execution.num_threads, static_cast<int64_t>(plan.q_runs.size()), [&](int thread, int64_t index) {
     const QRun& run = plan.q_runs[static_cast<size_t>(index)];
-    const int64_t kv_head = run.kv_head;
-    const size_t sequence = static_cast<size_t>(table.sequence_of_q[static_cast<size_t>(run.q_begin)]);
+    const int64_t kv_head = run.kv_head, num_tokens = run.q_end - run.q_begin;
+    uint8_t* memory = scratch.of(thread);
+    float* wide = reinterpret_cast<float*>(memory + kernel_bytes);
     QOuterItem item;
-    item.tensors = head_tensors(problem, inputs, kv_head, table.cu_seqlens_kv[sequence]);
+    item.tensors = head_tensors(problem, table, inputs, table.sequence_of_q[static_cast<size_t>(run.q_begin)], kv_head);
     item.q_begin = run.q_begin;
-    item.num_tokens = run.q_end - run.q_begin;
+    item.num_tokens = num_tokens;
     item.rows_per_tile = rows_per_tile;
     item.visible = visible.data() + run.q_begin;
     item.row_ptr = plan.dense ? nullptr : plan.selection.row_ptr.data() + kv_head * total_q + run.q_begin;
     item.kv_block = plan.selection.kv_block.data();
-    item.o = outputs.o.as<float>() + kv_head * group * outputs.o.strides[1];
-    item.o_token_stride = outputs.o.strides[0];
-    item.o_head_stride = outputs.o.strides[1];
-    item.lse = outputs.lse.as<float>() + kv_head * group * outputs.lse.strides[1];
+    item.v_scale = scale_of(inputs.v_scale, kv_head);
+    item.o = narrow
+                 ? wide
+                 : outputs.o.as<float>() + run.q_begin * outputs.o.strides[0] + kv_head * group * outputs.o.strides[1];
+    item.o_token_stride = narrow ? group * head_dim : outputs.o.strides[0];
+    item.o_head_stride = narrow ? head_dim : outputs.o.strides[1];
+    item.lse =
+        outputs.lse.as<float>() + run.q_begin * outputs.lse.strides[0] + kv_head * group * outputs.lse.strides[1];
     item.lse_token_stride = outputs.lse.strides[0];
     item.lse_head_stride = outputs.lse.strides[1];
-    (gather ? ops.q_outer_gather : ops.q_outer_tiles)(item, scratch.of(thread));
+    (gather ? ops.q_outer_gather : ops.q_outer_tiles)(item, memory);
+    for (int64_t row = 0; narrow && row < num_tokens * group; ++row) {
+      const int64_t token = run.q_begin + row / group, head = kv_head * group + row % group;
+      ops.store_row(outputs.o.dtype, wide + row * head_dim, head_dim,
+                    outputs.o.as<uint8_t>() +
+                        (token * outputs.o.strides[0] + head * outputs.o.strides[1]) * size_in_bytes(outputs.o.dtype));
+    }
   });
 }
 
@@ -143,23 +167,18 @@ void attend_kv_outer(const Problem& problem, const AttentionInputs& inputs, cons
   const std::vector<int64_t> visible = visible_keys(table);
   const int64_t group = problem.group_size();
   Scratch scratch(resolve_num_threads(execution.num_threads),
-                  ops.scratch_floats(1, 0, problem.head_dim, problem.kv_block_size));
+                  ops.scratch_bytes(1, 0, problem.head_dim, problem.kv_block_size));
   parallel_for(execution.num_threads, pass.num_items(), [&](int thread, int64_t index) {
-    for (int64_t i = pass.item_ptr[static_cast<size_t>(index)]; i < pass.item_ptr[static_cast<size_t>(index) + 1];
-         ++i) {
+    const int64_t end = pass.item_ptr[static_cast<size_t>(index) + 1];
+    for (int64_t i = pass.item_ptr[static_cast<size_t>(index)]; i < end; ++i) {
       const Piece& piece = pass.pieces[static_cast<size_t>(i)];
-      const size_t sequence = static_cast<size_t>(piece.sequence);
       KvOuterItem item;
-      item.tensors = head_tensors(problem, inputs, piece.kv_head, table.cu_seqlens_kv[sequence]);
-      item.first_key = piece.kv_block * problem.kv_block_size;
-      item.num_keys = std::min(problem.kv_block_size, problem.kv_lens[sequence] - item.first_key);
-      item.next_first_key = item.next_num_keys = 0;
-      if (i + 1 < pass.item_ptr[static_cast<size_t>(index) + 1]) {
+      item.tensors = head_tensors(problem, table, inputs, piece.sequence, piece.kv_head);
+      item.kv_block = piece.kv_block;
+      item.next_kv_block = -1;
+      if (i + 1 < end) {
         const Piece& next = pass.pieces[static_cast<size_t>(i) + 1];
-        if (next.kv_head == piece.kv_head && next.sequence == piece.sequence) {
-          item.next_first_key = next.kv_block * problem.kv_block_size;
-          item.next_num_keys = std::min(problem.kv_block_size, problem.kv_lens[sequence] - item.next_first_key);
-        }
+        if (next.kv_head == piece.kv_head && next.sequence == piece.sequence) item.next_kv_block = next.kv_block;
       }
       item.q_index = pass.q_index.data() + piece.entry_begin;
       item.num_entries = piece.entry_end - piece.entry_begin;

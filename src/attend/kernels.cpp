@@ -9,59 +9,89 @@
 
 namespace tilesieve {
 
-TILESIEVE_ISA_TABLE(AttendOps, kAttendOps)
+TILESIEVE_VECTOR_TABLE(AttendOps, kAttendOps)
+TILESIEVE_IF_X86(TILESIEVE_DECLARE_IN(avx512_bf16, AttendOps, kAttendOps)
+                     TILESIEVE_DECLARE_IN(amx, AttendOps, kAttendOps))
 
-const AttendOps& attend_ops(Isa isa) { return TILESIEVE_ISA_PICK(isa, kAttendOps); }
+const AttendOps& attend_ops(Isa isa) {
+  check_available(isa);
+  switch (isa) {
+#if defined(TILESIEVE_HAS_avx512_bf16)
+    case Isa::avx512_bf16:
+      return avx512_bf16::kAttendOps;
+#endif
+#if defined(TILESIEVE_HAS_amx)
+    case Isa::amx:
+      return amx::kAttendOps;
+#endif
+    default:
+      return TILESIEVE_VECTOR_PICK(isa, kAttendOps);
+  }
+}
 
 namespace {
 
-struct KernelRow {
+// What an instruction set computes in, and which storage its kernels take. Best first.
+struct IsaKernels {
   Isa isa;
-  LoopOrder loop_order;
-  DType dtype;
-  int64_t max_head_dim;
+  DType arithmetic;
+  std::vector<DType> dtypes;  // of keys and values
 };
 
-constexpr KernelRow kKernels[] = {
+const std::vector<IsaKernels>& isa_kernels() {
+  static const std::vector<DType> all = {DType::f32, DType::bf16, DType::f16, DType::f8_e4m3};
+  static const std::vector<DType> exact_in_bf16 = {DType::bf16, DType::f8_e4m3};
+  static const std::vector<IsaKernels> rows = {
+#if defined(TILESIEVE_HAS_amx)
+      {Isa::amx, DType::bf16, exact_in_bf16},
+#endif
+#if defined(TILESIEVE_HAS_avx512_bf16)
+      {Isa::avx512_bf16, DType::bf16, exact_in_bf16},
+#endif
 #if defined(TILESIEVE_HAS_avx512)
-    {Isa::avx512, LoopOrder::q_outer, DType::f32, 256},
+      {Isa::avx512, DType::f32, all},
 #endif
 #if defined(TILESIEVE_HAS_avx2)
-    {Isa::avx2, LoopOrder::q_outer, DType::f32, 256},
+      {Isa::avx2, DType::f32, all},
 #endif
-    {Isa::portable, LoopOrder::q_outer, DType::f32, 256},
-#if defined(TILESIEVE_HAS_avx512)
-    {Isa::avx512, LoopOrder::kv_outer, DType::f32, 256},
-#endif
-#if defined(TILESIEVE_HAS_avx2)
-    {Isa::avx2, LoopOrder::kv_outer, DType::f32, 256},
-#endif
-    {Isa::portable, LoopOrder::kv_outer, DType::f32, 256},
-};
+      {Isa::portable, DType::f32, all},
+  };
+  return rows;
+}
 
 }  // namespace
 
 std::vector<Kernel> kernels() {
   std::vector<Kernel> table;
-  for (const KernelRow& row : kKernels) {
-    Kernel kernel;
-    kernel.name = fmt::format("{}.{}.{}", name_of(row.isa), name_of(row.loop_order), name_of(row.dtype));
-    kernel.isa = row.isa;
-    kernel.loop_order = row.loop_order;
-    kernel.dtype = row.dtype;
-    kernel.max_head_dim = row.max_head_dim;
-    kernel.available = is_available(row.isa);
-    if (kernel.available) {
-      kernel.tile_rows = attend_ops(row.isa).tile_rows;
-      kernel.tile_row_step = attend_ops(row.isa).tile_row_step;
+  for (LoopOrder loop_order : {LoopOrder::q_outer, LoopOrder::kv_outer}) {
+    for (const IsaKernels& row : isa_kernels()) {
+      for (DType dtype : row.dtypes) {
+        Kernel kernel;
+        kernel.name = fmt::format("{}.{}.{}", name_of(row.isa), name_of(loop_order), name_of(dtype));
+        kernel.isa = row.isa;
+        kernel.loop_order = loop_order;
+        kernel.dtype = dtype;
+        kernel.arithmetic = row.arithmetic;
+        kernel.available = is_available(row.isa);
+        if (kernel.available) {
+          kernel.tile_rows = attend_ops(row.isa).tile_rows;
+          kernel.tile_row_step = attend_ops(row.isa).tile_row_step;
+        }
+        table.push_back(kernel);
+      }
     }
-    table.push_back(kernel);
   }
   return table;
 }
 
 std::string why_not(const Kernel& kernel, const Problem& problem) {
   if (!kernel.available) return fmt::format("this machine has no {}", name_of(kernel.isa));
+  if (problem.kv_dtype != kernel.dtype) {
+    return fmt::format("kv_dtype {} is not {}", name_of(problem.kv_dtype), name_of(kernel.dtype));
+  }
+  if (kernel.arithmetic == DType::bf16 && problem.q_dtype != DType::bf16 && problem.q_dtype != DType::f8_e4m3) {
+    return fmt::format("q_dtype {} would be rounded to bf16; bf16 and e4m3 are taken", name_of(problem.q_dtype));
+  }
   if (problem.head_dim > kernel.max_head_dim) {
     return fmt::format("head_dim {} is above {}", problem.head_dim, kernel.max_head_dim);
   }
@@ -70,15 +100,16 @@ std::string why_not(const Kernel& kernel, const Problem& problem) {
 
 Kernel find_kernel(const Problem& problem, LoopOrder loop_order, const Execution& execution) {
   problem.validate();
-  const Isa isa = resolve_isa(execution.isa);
+  check_available(execution.isa);
   std::string reasons;
   for (const Kernel& kernel : kernels()) {
-    if (kernel.isa != isa || kernel.loop_order != loop_order) continue;
+    if (kernel.loop_order != loop_order || (execution.isa != Isa::best && kernel.isa != execution.isa)) continue;
     const std::string reason = why_not(kernel, problem);
     if (reason.empty()) return kernel;
     reasons += fmt::format("\n  {}: {}", kernel.name, reason);
   }
-  fail("no {} kernel runs the problem '{}'{}", name_of(loop_order), problem.to_line(), reasons);
+  fail("execution.isa: no {} kernel of {} runs the problem '{}'{}", name_of(loop_order), name_of(execution.isa),
+       problem.to_line(), reasons);
 }
 
 }  // namespace tilesieve

@@ -9,12 +9,13 @@
 #include "combine/combine_ops.h"
 #include "cpu/isa.h"
 #include "tensor/checks.h"
+#include "tensor/kv_storage.h"
 
 namespace tilesieve {
 
-TILESIEVE_ISA_TABLE(CombineOps, kCombineOps)
+TILESIEVE_VECTOR_TABLE(CombineOps, kCombineOps)
 
-const CombineOps& combine_ops(Isa isa) { return TILESIEVE_ISA_PICK(isa, kCombineOps); }
+const CombineOps& combine_ops(Isa isa) { return TILESIEVE_VECTOR_PICK(isa, kCombineOps); }
 
 namespace {
 
@@ -23,7 +24,7 @@ constexpr int64_t kTokensPerItem = 16;
 }  // namespace
 
 void combine(const Problem& problem, const Selection& selection, const Pass& pass, const Partials& partials,
-             const AttentionOutputs& outputs, const Execution& execution) {
+             const TensorView& v_scale, const AttentionOutputs& outputs, const Execution& execution) {
   problem.validate();
   if (selection.row_ptr.size() != static_cast<size_t>(problem.num_kv_heads * problem.total_q() + 1)) {
     fail("selection: was made for another problem than '{}'", problem.to_line());
@@ -35,7 +36,8 @@ void combine(const Problem& problem, const Selection& selection, const Pass& pas
   if (pass.num_entries() > 0 && (partials.o_partial == nullptr || partials.m == nullptr || partials.l == nullptr)) {
     fail("partials: o_partial, m or l is null");
   }
-  const CombineOps& ops = combine_ops(resolve_isa(execution.isa));
+  check_scale("v_scale", problem, v_scale);
+  const CombineOps& ops = combine_ops(execution.isa);
   const int64_t total_q = problem.total_q(), group = problem.group_size(), head_dim = problem.head_dim;
   const int64_t items_per_head = (pass.q_end - pass.q_begin + kTokensPerItem - 1) / kTokensPerItem;
 
@@ -47,7 +49,7 @@ void combine(const Problem& problem, const Selection& selection, const Pass& pas
     const int64_t* row_ptr = selection.row_ptr.data() + kv_head * total_q;
     const int64_t* place = pass.place.data() + pass.place_ptr[static_cast<size_t>(head_in_pass)];
     std::vector<int64_t> rows;
-    std::vector<float> shares;
+    std::vector<float> shares, wide(static_cast<size_t>(head_dim));
     for (int64_t q = q_begin; q < q_end; ++q) {
       const int64_t first = row_ptr[q] - row_ptr[pass.q_begin];
       const int64_t count = row_ptr[q + 1] - row_ptr[q];
@@ -61,9 +63,15 @@ void combine(const Problem& problem, const Selection& selection, const Pass& pas
           if (partials.l[row] != 0.0f) rows[static_cast<size_t>(live++)] = row;
         }
         const int64_t head = kv_head * group + g;
-        ops.merge({partials.o_partial, partials.m, partials.l, rows.data(), live}, head_dim, shares.data(),
-                  outputs.o.as<float>() + q * outputs.o.strides[0] + head * outputs.o.strides[1],
+        const int64_t o_offset = q * outputs.o.strides[0] + head * outputs.o.strides[1];
+        const bool narrow = outputs.o.dtype != DType::f32;
+        ops.merge({partials.o_partial, partials.m, partials.l, rows.data(), live}, head_dim, scale_of(v_scale, kv_head),
+                  shares.data(), narrow ? wide.data() : outputs.o.as<float>() + o_offset,
                   outputs.lse.as<float>() + q * outputs.lse.strides[0] + head * outputs.lse.strides[1]);
+        if (narrow) {
+          ops.store_row(outputs.o.dtype, wide.data(), head_dim,
+                        outputs.o.as<uint8_t>() + o_offset * size_in_bytes(outputs.o.dtype));
+        }
       }
     }
   });

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "combine/combine_ops.h"
 #include "cpu/softmax_merge.h"
+#include "cpu/storage_rows.h"
 
 namespace tilesieve::TILESIEVE_ISA {
 
@@ -25,7 +26,7 @@ TILESIEVE_INLINE void merge_columns(const PartialRows& partials, const float* sh
   for (int n = 0; n < V; ++n) Vec::store(o + column + n * Vec::kLanes, Vec::mul(acc[n], Vec::set1(inverse)));
 }
 
-void merge(const PartialRows& partials, int64_t head_dim, float* shares, float* o, float* lse) {
+void merge(const PartialRows& partials, int64_t head_dim, float v_scale, float* shares, float* o, float* lse) {
   Vec::Reg m = Vec::set1(kMinusInf), l = Vec::zero();
   for (int64_t i = 0; i < partials.count; ++i) {
     const Vec::Reg old_m = m, new_m = Vec::set1(partials.m[partials.rows[i]]);
@@ -36,7 +37,7 @@ void merge(const PartialRows& partials, int64_t head_dim, float* shares, float* 
     shares[2 * i + 1] = Vec::first(new_share);
   }
   const float sum = Vec::first(l);
-  const float inverse = normaliser_of(sum);
+  const float inverse = normaliser_of(sum) * v_scale;
   *lse = lse_of(Vec::first(m), sum);
 
   int64_t column = 0;
@@ -59,6 +60,6 @@ void merge(const PartialRows& partials, int64_t head_dim, float* shares, float* 
 }  // namespace
 
 extern const CombineOps kCombineOps;
-const CombineOps kCombineOps = {merge};
+const CombineOps kCombineOps = {merge, store_row};
 
 }  // namespace tilesieve::TILESIEVE_ISA

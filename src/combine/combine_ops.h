@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "tilesieve/execution.h"
+#include "tilesieve/tensor.h"
 
 namespace tilesieve {
 
@@ -18,8 +19,10 @@ struct PartialRows {
 };
 
 struct CombineOps {
-  // o [head_dim] normalised, *lse natural. `shares` is scratch, [2 * count].
-  void (*merge)(const PartialRows& partials, int64_t head_dim, float* shares, float* o, float* lse);
+  // o [head_dim] normalised, times v_scale; *lse natural. `shares` is scratch, [2 * count].
+  void (*merge)(const PartialRows& partials, int64_t head_dim, float v_scale, float* shares, float* o, float* lse);
+  // target = row [count], rounded to dtype.
+  void (*store_row)(DType dtype, const float* row, int64_t count, uint8_t* target);
 };
 
 const CombineOps& combine_ops(Isa isa);

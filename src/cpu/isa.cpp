@@ -1,12 +1,53 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cpu/isa.h"
 
+#include <algorithm>
+#include <iterator>
+
+#if defined(TILESIEVE_HAS_amx)
+#include <cpuid.h>
+#endif
+#if defined(TILESIEVE_HAS_amx) && defined(__linux__)
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
 #include "base/fail.h"
 #include "cpu/block_stats.h"
 
 namespace tilesieve {
 
-TILESIEVE_ISA_TABLE(BlockStats, kBlockStats)
+TILESIEVE_VECTOR_TABLE(BlockStats, kBlockStats)
+
+namespace {
+
+constexpr Isa kIsas[] = {Isa::portable, Isa::avx2, Isa::avx512, Isa::avx512_bf16, Isa::amx};
+
+bool has_avx512() {
+#if defined(TILESIEVE_HAS_avx512)
+  return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+#else
+  return false;
+#endif
+}
+
+// The processor has tiles and their bf16 product, and Linux lets this process use them: it gives the 8 KiB of state to
+// those who ask. Asking twice does no harm.
+bool has_amx() {
+#if defined(TILESIEVE_HAS_amx) && defined(__linux__)
+  constexpr unsigned kAmxBf16 = 1u << 22, kAmxTile = 1u << 24;
+  constexpr long kRequestPermission = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
+  unsigned a = 0, b = 0, c = 0, d = 0;
+  if (!has_avx512() || __get_cpuid_count(7, 0, &a, &b, &c, &d) == 0) return false;
+  return (d & kAmxBf16) != 0 && (d & kAmxTile) != 0 && __builtin_cpu_supports("avx512bf16") &&
+         syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+#else
+  return false;
+#endif
+}
+
+}  // namespace
 
 std::string_view name_of(Isa isa) {
   switch (isa) {
@@ -16,6 +57,10 @@ std::string_view name_of(Isa isa) {
       return "avx2";
     case Isa::avx512:
       return "avx512";
+    case Isa::avx512_bf16:
+      return "avx512_bf16";
+    case Isa::amx:
+      return "amx";
     case Isa::best:
       return "best";
   }
@@ -23,10 +68,11 @@ std::string_view name_of(Isa isa) {
 }
 
 Isa parse_isa(std::string_view name) {
-  for (Isa isa : {Isa::portable, Isa::avx2, Isa::avx512, Isa::best}) {
+  for (Isa isa : kIsas) {
     if (name == name_of(isa)) return isa;
   }
-  fail("isa: got '{}', expected portable, avx2, avx512 or best", name);
+  if (name == name_of(Isa::best)) return Isa::best;
+  fail("isa: got '{}', expected portable, avx2, avx512, avx512_bf16, amx or best", name);
 }
 
 bool is_available(Isa isa) {
@@ -36,13 +82,18 @@ bool is_available(Isa isa) {
       return true;
 #if defined(TILESIEVE_HAS_avx2)
     case Isa::avx2:
-      return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+      return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
 #endif
-#if defined(TILESIEVE_HAS_avx512)
     case Isa::avx512:
-      return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-             __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+      return has_avx512();
+#if defined(TILESIEVE_HAS_avx512_bf16)
+    case Isa::avx512_bf16:
+      return has_avx512() && __builtin_cpu_supports("avx512bf16");
 #endif
+    case Isa::amx: {
+      static const bool available = has_amx();
+      return available;
+    }
     default:
       return false;
   }
@@ -50,24 +101,23 @@ bool is_available(Isa isa) {
 
 std::vector<Isa> available_isas() {
   std::vector<Isa> isas;
-  for (Isa isa : {Isa::portable, Isa::avx2, Isa::avx512}) {
-    if (is_available(isa)) isas.push_back(isa);
-  }
+  std::copy_if(std::begin(kIsas), std::end(kIsas), std::back_inserter(isas), is_available);
   return isas;
 }
 
-Isa best_isa() { return available_isas().back(); }
-
-Isa resolve_isa(Isa isa) {
-  if (isa == Isa::best) return best_isa();
-  if (!is_available(isa)) {
-    std::string names;
-    for (Isa other : available_isas()) names += fmt::format(" {}", name_of(other));
-    fail("execution.isa: {} is not available here; this machine and build have{}", name_of(isa), names);
-  }
-  return isa;
+void check_available(Isa isa) {
+  if (is_available(isa)) return;
+  std::string names;
+  for (Isa other : available_isas()) names += fmt::format(" {}", name_of(other));
+  fail("execution.isa: {} is not available here; this machine and build have{}", name_of(isa), names);
 }
 
-const BlockStats& block_stats(Isa isa) { return TILESIEVE_ISA_PICK(isa, kBlockStats); }
+Isa vector_isa(Isa isa) {
+  if (isa == Isa::best) isa = available_isas().back();
+  check_available(isa);
+  return std::min(isa, Isa::avx512);
+}
+
+const BlockStats& block_stats(Isa isa) { return TILESIEVE_VECTOR_PICK(isa, kBlockStats); }
 
 }  // namespace tilesieve

@@ -4,29 +4,36 @@
 
 #include "tilesieve/execution.h"
 
-// TILESIEVE_ISA_TABLE declares `extern const type name;` in the namespace of every instruction set that this build has;
-// TILESIEVE_ISA_PICK gives the one for `isa` (Isa::best resolved, checked for availability).
+// What every vector instruction set provides (portable, avx2, avx512): TILESIEVE_VECTOR_TABLE declares `extern const
+// type name;` in each one's namespace that this build has, TILESIEVE_VECTOR_PICK gives the one for `isa`.
 #if defined(TILESIEVE_HAS_avx512)
 #define TILESIEVE_IF_X86(...) __VA_ARGS__
 #else
 #define TILESIEVE_IF_X86(...)
 #endif
-#define TILESIEVE_ISA_TABLE(type, name) \
-  namespace portable {                  \
-  extern const type name;               \
-  }                                     \
-  TILESIEVE_IF_X86(namespace avx2 { extern const type name; } namespace avx512 { extern const type name; })
-#define TILESIEVE_ISA_PICK(isa, name) pick_isa(isa, &portable::name TILESIEVE_IF_X86(, &avx2::name, &avx512::name))
+#define TILESIEVE_DECLARE_IN(isa, type, name) \
+  namespace isa {                             \
+  extern const type name;                     \
+  }
+#define TILESIEVE_VECTOR_TABLE(type, name)   \
+  TILESIEVE_DECLARE_IN(portable, type, name) \
+  TILESIEVE_IF_X86(TILESIEVE_DECLARE_IN(avx2, type, name) TILESIEVE_DECLARE_IN(avx512, type, name))
+#define TILESIEVE_VECTOR_PICK(isa, name) \
+  pick_vector_isa(isa, &portable::name TILESIEVE_IF_X86(, &avx2::name, &avx512::name))
 
 namespace tilesieve {
 
 // Throws Error when this machine or this build lacks the set.
-Isa resolve_isa(Isa isa);
+void check_available(Isa isa);
+
+// The set whose vectors carry everything but the products of `isa`: avx512 under avx512_bf16 and amx, the best vector
+// set of this machine for Isa::best. Throws Error as check_available does.
+Isa vector_isa(Isa isa);
 
 template <class T>
-const T& pick_isa(Isa isa, const T* portable, const T* avx2 = nullptr, const T* avx512 = nullptr) {
+const T& pick_vector_isa(Isa isa, const T* portable, const T* avx2 = nullptr, const T* avx512 = nullptr) {
   const T* table[] = {portable, avx2, avx512};
-  return *table[static_cast<int>(resolve_isa(isa))];
+  return *table[static_cast<int>(vector_isa(isa))];
 }
 
 }  // namespace tilesieve

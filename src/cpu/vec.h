@@ -4,12 +4,12 @@
 // inline function of the standard library: the linker would keep one copy, possibly one that other machines cannot run.
 #pragma once
 
-#if defined(TILESIEVE_ISA_IS_avx512)
-#include "cpu/vec_avx512.h"
+#define TILESIEVE_INLINE inline __attribute__((always_inline))
+
+#if defined(TILESIEVE_ISA_IS_portable)
+#include "cpu/vec_portable.h"
 #elif defined(TILESIEVE_ISA_IS_avx2)
 #include "cpu/vec_avx2.h"
-#else
-#include "cpu/vec_portable.h"
+#else  // avx512, and avx512_bf16 and amx, which have all of it
+#include "cpu/vec_avx512.h"
 #endif
-
-#define TILESIEVE_INLINE inline __attribute__((always_inline))

@@ -8,7 +8,7 @@
 
 #include "cpu/exp2_polynomial.h"
 
-namespace tilesieve::avx2 {
+namespace tilesieve::TILESIEVE_ISA {
 
 struct Vec {
   using Reg = __m256;
@@ -32,6 +32,39 @@ struct Vec {
   // The larger of the two; a NaN in either stays.
   static Reg max_keeping_nan(Reg x, Reg running) {
     return _mm256_blendv_ps(_mm256_max_ps(x, running), x, _mm256_cmp_ps(x, x, _CMP_UNORD_Q));
+  }
+
+  // kLanes stored numbers, widened exactly.
+  static Reg load_bf16(const uint8_t* p) {
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(load_128(p)), 16));
+  }
+  static Reg load_f16(const uint8_t* p) { return _mm256_cvtph_ps(load_128(p)); }
+  // The exponent is re-biased in place. Where it is 0 the number is fraction * 2^-9 = (1 + fraction / 8) * 2^-6 - 2^-6:
+  // no denormal f32 on the way, which would cost a hundred cycles.
+  static Reg load_e4m3(const uint8_t* p) {
+    const Ints x = _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
+    const Ints magnitude = _mm256_and_si256(x, _mm256_set1_epi32(0x7f));
+    const Ints subnormal = _mm256_cmpgt_epi32(_mm256_set1_epi32(8), magnitude);
+    const Ints is_nan = _mm256_cmpeq_epi32(magnitude, _mm256_set1_epi32(0x7f));
+    Ints bits = _mm256_add_epi32(_mm256_slli_epi32(magnitude, 20), _mm256_set1_epi32(120 << 23));
+    bits = _mm256_add_epi32(bits, _mm256_and_si256(subnormal, _mm256_set1_epi32(1 << 23)));
+    bits = _mm256_blendv_epi8(bits, _mm256_set1_epi32(0x7fc00000), is_nan);
+    const Reg offset = _mm256_and_ps(_mm256_castsi256_ps(subnormal), set1(0x1p-6f));
+    const Ints sign = _mm256_slli_epi32(_mm256_and_si256(x, _mm256_set1_epi32(0x80)), 24);
+    return _mm256_or_ps(sub(_mm256_castsi256_ps(bits), offset), _mm256_castsi256_ps(sign));
+  }
+  // kLanes numbers rounded to the nearest, ties to even; a NaN stays one.
+  static void store_bf16(uint8_t* p, Reg x) {
+    const Ints bits = _mm256_castps_si256(x);
+    const Ints odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
+    const Ints rounded = _mm256_add_epi32(bits, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff)));
+    const Ints quiet = _mm256_or_si256(bits, _mm256_set1_epi32(0x400000));
+    const Ints is_nan = _mm256_castps_si256(_mm256_cmp_ps(x, x, _CMP_UNORD_Q));
+    const Ints words = _mm256_srli_epi32(_mm256_blendv_epi8(rounded, quiet, is_nan), 16);
+    store_128(p, _mm_packus_epi32(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1)));
+  }
+  static void store_f16(uint8_t* p, Reg x) {
+    store_128(p, _mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
   }
 
   static Ints load_ints(const int32_t* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }
@@ -94,6 +127,9 @@ struct Vec {
   }
 
  private:
+  static __m128i load_128(const uint8_t* p) { return _mm_loadu_si128(reinterpret_cast<const __m128i*>(p)); }
+  static void store_128(uint8_t* p, __m128i x) { _mm_storeu_si128(reinterpret_cast<__m128i*>(p), x); }
+
   static void transpose(Reg (&r)[8]) {
     Reg t[8];
     for (int i = 0; i < 8; i += 2) {
@@ -114,4 +150,4 @@ struct Vec {
   }
 };
 
-}  // namespace tilesieve::avx2
+}  // namespace tilesieve::TILESIEVE_ISA

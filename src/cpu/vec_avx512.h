@@ -8,7 +8,7 @@
 
 #include "cpu/exp2_polynomial.h"
 
-namespace tilesieve::avx512 {
+namespace tilesieve::TILESIEVE_ISA {
 
 struct Vec {
   using Reg = __m512;
@@ -33,6 +33,38 @@ struct Vec {
   // The larger of the two; a NaN in either stays.
   static Reg max_keeping_nan(Reg x, Reg running) {
     return _mm512_mask_mov_ps(_mm512_max_ps(x, running), _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q), x);
+  }
+
+  // kLanes stored numbers, widened exactly.
+  static Reg load_bf16(const uint8_t* p) {
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(load_256(p)), 16));
+  }
+  static Reg load_f16(const uint8_t* p) { return _mm512_cvtph_ps(load_256(p)); }
+  // The exponent is re-biased in place. Where it is 0 the number is fraction * 2^-9 = (1 + fraction / 8) * 2^-6 - 2^-6:
+  // no denormal f32 on the way, which would cost a hundred cycles.
+  static Reg load_e4m3(const uint8_t* p) {
+    const Ints x = _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+    const Ints magnitude = _mm512_and_si512(x, _mm512_set1_epi32(0x7f));
+    const __mmask16 subnormal = _mm512_testn_epi32_mask(x, _mm512_set1_epi32(0x78));
+    const __mmask16 is_nan = _mm512_cmpeq_epi32_mask(magnitude, _mm512_set1_epi32(0x7f));
+    Ints bits = _mm512_add_epi32(_mm512_slli_epi32(magnitude, 20), _mm512_set1_epi32(120 << 23));
+    bits = _mm512_mask_add_epi32(bits, subnormal, bits, _mm512_set1_epi32(1 << 23));
+    bits = _mm512_mask_mov_epi32(bits, is_nan, _mm512_set1_epi32(0x7fc00000));
+    const Reg y = _mm512_mask_sub_ps(_mm512_castsi512_ps(bits), subnormal, _mm512_castsi512_ps(bits), set1(0x1p-6f));
+    const Ints sign = _mm512_slli_epi32(_mm512_and_si512(x, _mm512_set1_epi32(0x80)), 24);
+    return _mm512_castsi512_ps(_mm512_or_si512(_mm512_castps_si512(y), sign));
+  }
+  // kLanes numbers rounded to the nearest, ties to even; a NaN stays one.
+  static void store_bf16(uint8_t* p, Reg x) {
+    const Ints bits = _mm512_castps_si512(x);
+    const Ints odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+    const Ints rounded = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
+    const Ints quiet = _mm512_or_si512(bits, _mm512_set1_epi32(0x400000));
+    const Ints result = _mm512_mask_mov_epi32(rounded, _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q), quiet);
+    store_256(p, _mm512_cvtepi32_epi16(_mm512_srli_epi32(result, 16)));
+  }
+  static void store_f16(uint8_t* p, Reg x) {
+    store_256(p, _mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
   }
 
   static Ints load_ints(const int32_t* p) { return _mm512_loadu_si512(p); }
@@ -98,7 +130,6 @@ struct Vec {
     }
   }
 
- private:
   // 16 x 16 in four rounds of 16 shuffles: pairs, quads inside 128-bit lanes, then the lanes themselves.
   static void transpose(Reg (&r)[16]) {
     Reg t[16];
@@ -125,6 +156,10 @@ struct Vec {
       r[i + 12] = _mm512_shuffle_f32x4(t[i + 4], t[i + 12], 0xdd);
     }
   }
+
+ private:
+  static __m256i load_256(const uint8_t* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }
+  static void store_256(uint8_t* p, __m256i x) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), x); }
 };
 
-}  // namespace tilesieve::avx512
+}  // namespace tilesieve::TILESIEVE_ISA

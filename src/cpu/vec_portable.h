@@ -8,9 +8,10 @@
 
 #include <cstdint>
 
+#include "base/number_formats.h"
 #include "cpu/exp2_polynomial.h"
 
-namespace tilesieve::portable {
+namespace tilesieve::TILESIEVE_ISA {
 
 struct Vec {
   typedef float Reg __attribute__((vector_size(16)));
@@ -43,6 +44,26 @@ struct Vec {
   static Reg max_ignoring_nan(Reg x, Reg running) { return select(x > running, x, running); }
   // The larger of the two; a NaN in either stays.
   static Reg max_keeping_nan(Reg x, Reg running) { return select(x != x, x, select(x > running, x, running)); }
+
+  // kLanes stored numbers, widened exactly.
+  static Reg load_bf16(const uint8_t* p) {
+    return load_16(p, [](uint16_t x) { return f32_from_bf16(x); });
+  }
+  static Reg load_f16(const uint8_t* p) {
+    return load_16(p, [](uint16_t x) { return f32_from_f16(x); });
+  }
+  static Reg load_e4m3(const uint8_t* p) {
+    return Reg{f32_from_e4m3(p[0]), f32_from_e4m3(p[1]), f32_from_e4m3(p[2]), f32_from_e4m3(p[3])};
+  }
+  // kLanes numbers rounded to the nearest, ties to even; a NaN stays one.
+  static void store_bf16(uint8_t* p, Reg x) {
+    const uint16_t y[4] = {bf16_from_f32(x[0]), bf16_from_f32(x[1]), bf16_from_f32(x[2]), bf16_from_f32(x[3])};
+    __builtin_memcpy(p, y, sizeof y);
+  }
+  static void store_f16(uint8_t* p, Reg x) {
+    const uint16_t y[4] = {f16_from_f32(x[0]), f16_from_f32(x[1]), f16_from_f32(x[2]), f16_from_f32(x[3])};
+    __builtin_memcpy(p, y, sizeof y);
+  }
 
   static Ints load_ints(const int32_t* p) {
     Ints x;
@@ -102,7 +123,14 @@ struct Vec {
   }
 
  private:
+  template <class Convert>
+  static Reg load_16(const uint8_t* p, const Convert& convert) {
+    uint16_t x[4];
+    __builtin_memcpy(x, p, sizeof x);
+    return Reg{convert(x[0]), convert(x[1]), convert(x[2]), convert(x[3])};
+  }
+
   static Reg select(Ints mask, Reg yes, Reg no) { return (Reg)(((Ints)yes & mask) | ((Ints)no & ~mask)); }
 };
 
-}  // namespace tilesieve::portable
+}  // namespace tilesieve::TILESIEVE_ISA

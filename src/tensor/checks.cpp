@@ -2,29 +2,29 @@
 #include "tensor/checks.h"
 
 #include <algorithm>
+#include <array>
 
 #include "base/fail.h"
 
 namespace tilesieve {
 
-void check_f32_any_stride(std::string_view argument, const TensorView& view, std::initializer_list<int64_t> sizes,
-                          std::string_view shape) {
-  const auto refuse = [&] {
-    std::string expected;
-    for (int64_t size : sizes) expected += fmt::format("{}{}", expected.empty() ? "" : ", ", size);
-    fail("{}: got {}, expected f32[{}] on the CPU ({})", argument, view.describe(), expected, shape);
-  };
-  if (view.num_dims < 0 || view.num_dims > kMaxDims)
+void check_any_stride(std::string_view argument, const TensorView& view, DType dtype, std::span<const int64_t> sizes,
+                      std::string_view shape) {
+  if (view.num_dims < 0 || view.num_dims > kMaxDims) {
     fail("{}: num_dims is {}, at most {}", argument, view.num_dims, kMaxDims);
-  if (view.device.kind != DeviceKind::cpu || view.dtype != DType::f32) refuse();
-  if (view.num_dims != static_cast<int>(sizes.size())) refuse();
-  if (!std::equal(sizes.begin(), sizes.end(), view.sizes.begin())) refuse();
+  }
+  if (view.device.kind != DeviceKind::cpu || view.dtype != dtype || view.num_dims != static_cast<int>(sizes.size()) ||
+      !std::equal(sizes.begin(), sizes.end(), view.sizes.begin())) {
+    fail("{}: got {}, expected {}[{}] on the CPU ({})", argument, view.describe(), name_of(dtype),
+         fmt::join(sizes, ", "), shape);
+  }
   if (view.data == nullptr && view.num_elements() != 0) fail("{}: data is null", argument);
 }
 
-void check_f32(std::string_view argument, const TensorView& view, std::initializer_list<int64_t> sizes,
-               std::string_view shape) {
-  check_f32_any_stride(argument, view, sizes, shape);
+void check_storage(std::string_view argument, const TensorView& view, DType dtype, std::span<const int64_t> sizes,
+                   std::string_view shape) {
+  check_storage_dtype(argument, view);
+  check_any_stride(argument, view, dtype, sizes, shape);
   const int inner = view.num_dims - 1;
   if (view.num_elements() != 0 && view.sizes[inner] > 1 && view.strides[inner] != 1) {
     fail("{}: the stride of the last dimension is {}, expected 1; other strides may be any", argument,
@@ -32,10 +32,23 @@ void check_f32(std::string_view argument, const TensorView& view, std::initializ
   }
 }
 
+void check_storage_dtype(std::string_view argument, const TensorView& view) {
+  switch (view.dtype) {
+    case DType::f32:
+    case DType::bf16:
+    case DType::f16:
+    case DType::f8_e4m3:
+      return;
+    default:
+      fail("{}: {} is not supported; f32, bf16, f16 and e4m3 are", argument, name_of(view.dtype));
+  }
+}
+
 void check_outputs(const Problem& problem, const TensorView& o, const TensorView& lse) {
-  const int64_t total_q = problem.total_q();
-  check_f32("o", o, {total_q, problem.num_q_heads, problem.head_dim}, "[total_q, num_q_heads, head_dim]");
-  check_f32_any_stride("lse", lse, {total_q, problem.num_q_heads}, "[total_q, num_q_heads]");
+  const std::array<int64_t, 3> sizes = {problem.total_q(), problem.num_q_heads, problem.head_dim};
+  if (o.dtype == DType::f8_e4m3) fail("o: e4m3 is not supported; f32, bf16 and f16 are");
+  check_storage("o", o, o.dtype, sizes, "[total_q, num_q_heads, head_dim]");
+  check_any_stride("lse", lse, DType::f32, std::span(sizes).first(2), "[total_q, num_q_heads]");
   for (int d = 0; d < 2; ++d) {
     if (o.sizes[d] > 1 && o.strides[d] == 0) fail("o: the stride of dimension {} is 0: rows overlap", d);
     if (lse.sizes[d] > 1 && lse.strides[d] == 0) fail("lse: the stride of dimension {} is 0", d);

@@ -55,6 +55,19 @@ void check_lens(std::string_view field, const std::vector<int64_t>& lens) {
   }
 }
 
+constexpr DType kStorageDTypes[] = {DType::f32, DType::bf16, DType::f16, DType::f8_e4m3};
+
+bool is_storage(DType dtype) {
+  return std::find(std::begin(kStorageDTypes), std::end(kStorageDTypes), dtype) != std::end(kStorageDTypes);
+}
+
+DType parse_storage(std::string_view key, std::string_view text) {
+  for (DType dtype : kStorageDTypes) {
+    if (text == name_of(dtype)) return dtype;
+  }
+  fail("problem: {}={}, expected f32, bf16, f16 or e4m3", key, text);
+}
+
 int64_t sum(const std::vector<int64_t>& lens) {
   int64_t total = 0;
   for (int64_t len : lens) total += len;
@@ -108,13 +121,15 @@ void Problem::validate() const {
     fail("problem.softmax_scale: got {}, expected {} to {}, or 0 for 1/sqrt(head_dim)", softmax_scale, kMinScale,
          kMaxScale);
   }
+  if (!is_storage(q_dtype)) fail("problem.q_dtype: got {}, expected f32, bf16, f16 or e4m3", name_of(q_dtype));
+  if (!is_storage(kv_dtype)) fail("problem.kv_dtype: got {}, expected f32, bf16, f16 or e4m3", name_of(kv_dtype));
 }
 
 Problem Problem::parse(std::string_view line) {
   Problem problem;
   problem.q_lens = {};
   std::string seen;
-  bool has_q = false, has_kv = false;
+  bool has_q = false, has_kv = false, has_q_dtype = false;
   while (true) {
     line.remove_prefix(std::min(line.find_first_not_of(" \t\r\n"), line.size()));
     if (line.empty()) break;
@@ -150,12 +165,18 @@ Problem Problem::parse(std::string_view line) {
       problem.causal = flag == 1;
     } else if (key == "scale") {
       problem.softmax_scale = parse_real(key, value);
+    } else if (key == "dtype") {
+      problem.kv_dtype = parse_storage(key, value);
+    } else if (key == "qdtype") {
+      problem.q_dtype = parse_storage(key, value);
+      has_q_dtype = true;
     } else {
-      fail("problem: unknown key '{}', expected hq hkv d q kv block topk causal scale qblock", key);
+      fail("problem: unknown key '{}', expected hq hkv d q kv block topk causal scale qblock dtype qdtype", key);
     }
   }
   if (!has_q) fail("problem: q= (query tokens of each sequence) is missing");
   if (!has_kv) problem.kv_lens = problem.q_lens;
+  if (!has_q_dtype) problem.q_dtype = problem.kv_dtype;
   problem.validate();
   return problem;
 }
@@ -166,6 +187,8 @@ std::string Problem::to_line() const {
                   fmt::join(q_lens, ","), fmt::join(kv_lens, ","), kv_block_size, top_k, causal ? 1 : 0);
   if (softmax_scale != 0.0) line += fmt::format(" scale={}", softmax_scale);
   if (q_block_size != 1) line += fmt::format(" qblock={}", q_block_size);
+  if (kv_dtype != DType::f32) line += fmt::format(" dtype={}", name_of(kv_dtype));
+  if (q_dtype != kv_dtype) line += fmt::format(" qdtype={}", name_of(q_dtype));
   return line;
 }
 

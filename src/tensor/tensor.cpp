@@ -16,9 +16,9 @@ struct DTypeFacts {
   int64_t bytes;
 };
 
-constexpr DTypeFacts kDTypes[] = {{"f64", 8},     {"f32", 4}, {"f16", 2}, {"bf16", 2}, {"f8_e4m3", 1},
-                                  {"f8_e5m2", 1}, {"i64", 8}, {"i32", 4}, {"i16", 2},  {"i8", 1},
-                                  {"u64", 8},     {"u32", 4}, {"u16", 2}, {"u8", 1},   {"bool", 1}};
+constexpr DTypeFacts kDTypes[] = {{"f64", 8},      {"f32", 4},      {"f16", 2}, {"bf16", 2}, {"e4m3", 1}, {"e5m2", 1},
+                                  {"e4m3fnuz", 1}, {"e5m2fnuz", 1}, {"i64", 8}, {"i32", 4},  {"i16", 2},  {"i8", 1},
+                                  {"u64", 8},      {"u32", 4},      {"u16", 2}, {"u8", 1},   {"bool", 1}};
 
 constexpr int64_t kMaxBytes = int64_t{1} << 62;
 
@@ -139,7 +139,7 @@ Tensor to_f32(const TensorView& view) {
       convert_to_f32<uint8_t>(view, target, [](uint8_t x) { return f32_from_f16(static_cast<uint16_t>(x << 8)); });
       return result;
     default:
-      fail("to_f32: got {}, expected f64, f32, f16, bf16, f8_e4m3 or f8_e5m2", view.describe());
+      fail("to_f32: got {}, expected f64, f32, f16, bf16, e4m3 or e5m2", view.describe());
   }
 }
 

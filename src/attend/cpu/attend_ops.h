@@ -1,22 +1,28 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the CPU kernels take: plain pointers, strides in elements, one work item a call.
+// What the CPU kernels take: plain pointers, one work item a call.
 #pragma once
 
 #include <cstdint>
 
+#include "cpu/stored_keys.h"
 #include "tilesieve/execution.h"
 #include "tilesieve/plan.h"
 
 namespace tilesieve {
 
-// The tensors of a call under one KV head, and the sizes all items share.
+// The tensors of a call under one KV head of one sequence, and the sizes all items share.
 struct HeadTensors {
-  const float* q;  // query token t, head g of the group: q + t * q_token_stride + g * q_head_stride
-  const float* k;  // key j of the item's sequence: k + j * k_stride
-  const float* v;
-  int64_t q_token_stride, q_head_stride, k_stride, v_stride;
+  const uint8_t* q;  // query token t, head g of the group: q + t * q_token_stride + g * q_head_stride, in bytes
+  int64_t q_token_stride, q_head_stride;
+  DType q_dtype;
+  StoredKeys k, v;
+  int64_t kv_len;  // keys of the sequence
   int64_t group_size, head_dim, kv_block_size;
-  float scale_log2;  // softmax_scale * log2(e)
+  float scale_log2;  // softmax_scale * q_scale * k_scale * log2(e)
+
+  [[gnu::always_inline]] const uint8_t* query(int64_t token, int64_t head) const {
+    return q + token * q_token_stride + head * q_head_stride;
+  }
 };
 
 // Consecutive query tokens of one sequence against the union of their blocks.
@@ -27,7 +33,8 @@ struct QOuterItem {
   const int64_t* visible;   // [num_tokens] keys that a token sees
   const int64_t* row_ptr;   // [num_tokens + 1] into kv_block; nullptr = every visible block
   const int32_t* kv_block;  // ascending ids of each token
-  float* o;                 // as q, with its own strides
+  float v_scale;
+  float* o;  // of the first token and head, strides in elements
   int64_t o_token_stride, o_head_stride;
   float* lse;
   int64_t lse_token_stride, lse_head_stride;
@@ -36,10 +43,8 @@ struct QOuterItem {
 // The queries [0, num_entries) that chose one block.
 struct KvOuterItem {
   HeadTensors tensors;
-  int64_t first_key;       // of the block, inside the sequence
-  int64_t num_keys;        // of the block, cut at the sequence's end
-  int64_t next_first_key;  // of the block that follows in the work item; next_num_keys = 0 when none does
-  int64_t next_num_keys;
+  int64_t kv_block;
+  int64_t next_kv_block;   // that follows in the work item under the same head; -1 when none does
   const int32_t* q_index;  // [num_entries]
   int64_t num_entries;
   const int64_t* visible;  // [total_q] keys that a token sees
@@ -51,15 +56,17 @@ struct KvOuterItem {
 struct AttendOps {
   int tile_rows;
   int tile_row_step;
-  // Floats of scratch, 64-byte aligned, that one thread needs for items of num_tiles tiles (q_outer_gather, kv_outer:
+  // Bytes of scratch, 64-byte aligned, that one thread needs for items of num_tiles tiles (q_outer_gather, kv_outer:
   // 1) and num_state_rows rows (q_outer_gather alone).
-  int64_t (*scratch_floats)(int64_t num_tiles, int64_t num_state_rows, int64_t head_dim, int64_t kv_block_size);
-  void (*q_outer_tiles)(const QOuterItem& item, float* scratch);
-  void (*q_outer_gather)(const QOuterItem& item, float* scratch);
-  void (*kv_outer)(const KvOuterItem& item, float* scratch);
+  int64_t (*scratch_bytes)(int64_t num_tiles, int64_t num_state_rows, int64_t head_dim, int64_t kv_block_size);
+  void (*q_outer_tiles)(const QOuterItem& item, uint8_t* scratch);
+  void (*q_outer_gather)(const QOuterItem& item, uint8_t* scratch);
+  void (*kv_outer)(const KvOuterItem& item, uint8_t* scratch);
+  // target = row [count], rounded to dtype.
+  void (*store_row)(DType dtype, const float* row, int64_t count, uint8_t* target);
 };
 
-// The kernels of an instruction set; Isa::best is resolved, a missing one refused.
+// The kernels of a set that is available.
 const AttendOps& attend_ops(Isa isa);
 
 }  // namespace tilesieve
