@@ -15,6 +15,7 @@ PlanOptions plan_options(const Problem& problem, const AttentionOptions& options
   const Kernel kernel = find_kernel(problem, LoopOrder::q_outer, options.execution);
   PlanOptions plan;
   plan.loop_order = options.loop_order;
+  plan.costs = kernel.costs;
   plan.tile_rows = kernel.tile_rows;
   plan.tile_row_step = kernel.tile_row_step;
   plan.workspace_limit = options.workspace_limit;

@@ -55,7 +55,8 @@ struct Kernel {
   int64_t max_head_dim = 256;
   int64_t tile_rows = 0;      // query rows of one tile
   int64_t tile_row_step = 0;  // rows are padded to a multiple of this
-  bool available = false;     // this machine can run it
+  LoopCosts costs;
+  bool available = false;  // this machine can run it
 };
 
 // The kernel table, best first within a loop order.

@@ -21,8 +21,20 @@ enum class LoopOrder : uint8_t {
 std::string_view name_of(LoopOrder order);
 LoopOrder parse_loop_order(std::string_view name);
 
+// What the parts of the loops cost on a kernel. Unit: one query row against one key, 4 * head_dim FLOP, in a full tile.
+// Defaults: f32 vectors.
+struct LoopCosts {
+  double one_step = 1.25;       // of a row in a tile of one row step, which feeds the arithmetic less well
+  double two_steps = 1.05;      // of two
+  double gather = 6.0;          // taking a row into a tile and merging its output back, at any head_dim
+  double partial = 12.0;        // likewise of a row whose partial is written; its bytes count too
+  double prepare = 0.0;         // making one key and its value ready for the tiles that visit them
+  double flop_per_byte = 12.0;  // what a byte from beyond the L2 costs, fetched ahead as it is
+};
+
 struct PlanOptions {
   LoopOrder loop_order = LoopOrder::automatic;
+  LoopCosts costs;
   int64_t tile_rows = 48;                        // query rows (token, head) of one tile of the kernel
   int64_t tile_row_step = 16;                    // rows are padded to a multiple of this
   int64_t workspace_limit = int64_t{288} << 20;  // bytes; bounds the partials of one pass

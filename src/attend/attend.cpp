@@ -7,6 +7,7 @@
 #include <numbers>
 
 #include "attend/cpu/attend_ops.h"
+#include "attend/run_picks.h"
 #include "base/aligned.h"
 #include "base/fail.h"
 #include "base/parallel.h"
@@ -67,6 +68,8 @@ void check_plan(const Problem& problem, const Plan& plan, LoopOrder loop_order) 
     fail("plan.loop_order: got {}, expected {}", name_of(plan.loop_order), name_of(loop_order));
   }
   if (plan.q_rows_per_tile < 0) fail("plan.q_rows_per_tile: got {}, expected 0 or more", plan.q_rows_per_tile);
+  if (plan.dense && plan.q_rows_per_tile == 0)
+    fail("plan.q_rows_per_tile: got 0 (gathered), which a dense plan is not");
 }
 
 void check_inputs(const Problem& problem, const AttentionInputs& inputs, const AttentionOutputs& outputs) {
@@ -122,6 +125,7 @@ void attend_q_outer(const Problem& problem, const AttentionInputs& inputs, const
   const int64_t row_bytes = head_dim * int64_t{sizeof(float)};
   Scratch scratch(resolve_num_threads(execution.num_threads),
                   kernel_bytes + (narrow ? max_tokens * group * row_bytes : 0));
+  std::vector<RunPicks> thread_picks(static_cast<size_t>(gather ? resolve_num_threads(execution.num_threads) : 0));
   parallel_for(execution.num_threads, static_cast<int64_t>(plan.q_runs.size()), [&](int thread, int64_t index) {
     const QRun& run = plan.q_runs[static_cast<size_t>(index)];
     const int64_t kv_head = run.kv_head, num_tokens = run.q_end - run.q_begin;
@@ -135,6 +139,14 @@ void attend_q_outer(const Problem& problem, const AttentionInputs& inputs, const
     item.visible = visible.data() + run.q_begin;
     item.row_ptr = plan.dense ? nullptr : plan.selection.row_ptr.data() + kv_head * total_q + run.q_begin;
     item.kv_block = plan.selection.kv_block.data();
+    if (gather) {
+      RunPicks& picks = thread_picks[static_cast<size_t>(thread)];
+      picks.assign(item.row_ptr, item.kv_block, num_tokens);
+      item.num_picked_blocks = static_cast<int64_t>(picks.blocks.size());
+      item.picked_block = picks.blocks.data();
+      item.picked_ptr = picks.token_ptr.data();
+      item.picked_token = picks.tokens.data();
+    }
     item.v_scale = scale_of(inputs.v_scale, kv_head);
     item.o = narrow
                  ? wide

@@ -36,25 +36,28 @@ struct IsaKernels {
   Isa isa;
   DType arithmetic;
   std::vector<DType> dtypes;  // of keys and values
+  LoopCosts costs;
 };
 
 const std::vector<IsaKernels>& isa_kernels() {
   static const std::vector<DType> all = {DType::f32, DType::bf16, DType::f16, DType::f8_e4m3};
   static const std::vector<DType> exact_in_bf16 = {DType::bf16, DType::f8_e4m3};
+  // Chosen to rank the loops as they were measured on one and on 16 cores (docs/perf-log.md).
+  static const LoopCosts vectors, pairs = {1.25, 1.05, 6.0, 12.0, 8.0, 12.0}, tiles = {1.6, 1.2, 3.0, 3.0, 24.0, 48.0};
   static const std::vector<IsaKernels> rows = {
 #if defined(TILESIEVE_HAS_amx)
-      {Isa::amx, DType::bf16, exact_in_bf16},
+      {Isa::amx, DType::bf16, exact_in_bf16, tiles},
 #endif
 #if defined(TILESIEVE_HAS_avx512_bf16)
-      {Isa::avx512_bf16, DType::bf16, exact_in_bf16},
+      {Isa::avx512_bf16, DType::bf16, exact_in_bf16, pairs},
 #endif
 #if defined(TILESIEVE_HAS_avx512)
-      {Isa::avx512, DType::f32, all},
+      {Isa::avx512, DType::f32, all, vectors},
 #endif
 #if defined(TILESIEVE_HAS_avx2)
-      {Isa::avx2, DType::f32, all},
+      {Isa::avx2, DType::f32, all, vectors},
 #endif
-      {Isa::portable, DType::f32, all},
+      {Isa::portable, DType::f32, all, vectors},
   };
   return rows;
 }
@@ -72,6 +75,7 @@ std::vector<Kernel> kernels() {
         kernel.loop_order = loop_order;
         kernel.dtype = dtype;
         kernel.arithmetic = row.arithmetic;
+        kernel.costs = row.costs;
         kernel.available = is_available(row.isa);
         if (kernel.available) {
           kernel.tile_rows = attend_ops(row.isa).tile_rows;

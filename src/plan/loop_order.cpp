@@ -7,28 +7,23 @@
 #include <array>
 
 #include "base/fail.h"
+#include "base/rounding.h"
 #include "plan/q_outer.h"
 
 namespace tilesieve {
 
 namespace {
 
-// The CPU kernels' cost model. Unit: one query row against one key, 4 * head_dim FLOP, in a full tile. Constants chosen
-// to rank the loops as they were measured on one and on 16 cores with AVX-512 (docs/perf-log.md).
-constexpr double kOneVectorCost = 1.25;  // a tile of one vector issues a load for every multiply-add
-constexpr double kTwoVectorCost = 1.05;
-constexpr double kGatherCost = 6.0;    // per row and block: transposing q in and the output back, at any head_dim
-constexpr double kPartialCost = 12.0;  // likewise of kv-outer, whose partials also count as bytes
-constexpr double kFlopPerByte = 12.0;  // what a byte from beyond the L2 costs, fetched ahead as it is
-
-constexpr int64_t kSampledRuns = 32;  // runs of queries whose overlap is counted
+// Overlap is counted on this many runs of queries, on fewer where that would be more than so many picks.
+constexpr int64_t kSampledRuns = 32;
+constexpr int64_t kSampledPicks = 32768;
 
 // Cost of a tile of `rows` rows, in rows.
 double tile_cost(int64_t rows, const PlanOptions& options) {
-  const int64_t vectors = (rows + options.tile_row_step - 1) / options.tile_row_step;
-  return static_cast<double>(vectors * options.tile_row_step) * (vectors == 1   ? kOneVectorCost
-                                                                 : vectors == 2 ? kTwoVectorCost
-                                                                                : 1.0);
+  const int64_t steps = ceil_div(rows, options.tile_row_step);
+  return static_cast<double>(steps * options.tile_row_step) * (steps == 1   ? options.costs.one_step
+                                                               : steps == 2 ? options.costs.two_steps
+                                                                            : 1.0);
 }
 
 // Cost of `rows` rows cut into full tiles and a last one.
@@ -47,8 +42,11 @@ struct Overlap {
 Overlap sample_overlap(const Problem& problem, const SequenceTable& table, const Selection& selection, int64_t tokens,
                        const PlanOptions& options) {
   const int64_t total_q = problem.total_q();
-  const int64_t num_runs = std::max<int64_t>(1, (total_q + tokens - 1) / tokens);
-  const int64_t num_samples = std::min(kSampledRuns, num_runs * problem.num_kv_heads);
+  const int64_t num_runs = std::max<int64_t>(1, ceil_div(total_q, tokens));
+  const int64_t affordable =
+      kSampledPicks / std::max<int64_t>(1, tokens * selection.num_entries() / (total_q * problem.num_kv_heads + 1));
+  const int64_t num_samples =
+      std::min({kSampledRuns, num_runs * problem.num_kv_heads, std::max<int64_t>(1, affordable)});
   std::vector<int32_t> counts(static_cast<size_t>(table.cu_kv_blocks.back()));
   int64_t picks = 0, distinct = 0;
   double rows = 0;
@@ -81,7 +79,6 @@ struct Candidate {
   const char* name;
   double flop;   // of full tiles that would take as long as the arithmetic does
   double bytes;  // from beyond the L2
-  double cost() const { return flop + bytes * kFlopPerByte; }
 };
 
 }  // namespace
@@ -105,20 +102,27 @@ LoopChoice choose_loop_order(const Problem& problem, const Selection& selection,
   const Overlap inverted = sample_overlap(problem, table, selection, pass_tokens, options);
 
   const double flop_per_row = 4.0 * static_cast<double>(problem.kv_block_size * problem.head_dim);
-  const double block_bytes = 2.0 * static_cast<double>(problem.kv_block_size * problem.head_dim) * sizeof(float);
-  const double token_tiles = static_cast<double>((group + token_rows - 1) / token_rows);
+  const LoopCosts& costs = options.costs;
+  const double block_bytes =
+      2.0 * static_cast<double>(problem.kv_block_size * problem.head_dim * size_in_bytes(problem.kv_dtype));
+  const double token_tiles = static_cast<double>(ceil_div(group, token_rows));
   const double keys = static_cast<double>(problem.kv_block_size), rows = static_cast<double>(group);
   const double p = static_cast<double>(picks);
   const std::array<Candidate, 4> candidates = {{
       {LoopOrder::q_outer, token_rows, "q_outer per token",
-       p * flop_per_row * token_tiles * tile_cost(token_rows, options), p * tiled.distinct * block_bytes},
+       p * flop_per_row * (token_tiles * tile_cost(token_rows, options) + tiled.distinct * costs.prepare),
+       p * tiled.distinct * block_bytes},
       {LoopOrder::q_outer, options.tile_rows, "q_outer in union tiles",
-       p * flop_per_row * tile.distinct * tile_cost(std::min(tile_tokens * group, options.tile_rows), options) *
-           (group > options.tile_rows ? token_tiles : 1.0),
+       p * flop_per_row *
+           (tile.distinct * tile_cost(std::min(tile_tokens * group, options.tile_rows), options) *
+                (group > options.tile_rows ? token_tiles : 1.0) +
+            tiled.distinct * costs.prepare),
        p * tiled.distinct * block_bytes},
       {LoopOrder::q_outer, 0, "q_outer gathered",
-       p * flop_per_row * (gathered.gathered_rows + rows * kGatherCost / keys), p * gathered.distinct * block_bytes},
-      {LoopOrder::kv_outer, 0, "kv_outer", p * flop_per_row * (inverted.gathered_rows + rows * kPartialCost / keys),
+       p * flop_per_row * (gathered.gathered_rows + rows * costs.gather / keys + gathered.distinct * costs.prepare),
+       p * gathered.distinct * block_bytes},
+      {LoopOrder::kv_outer, 0, "kv_outer",
+       p * flop_per_row * (inverted.gathered_rows + rows * costs.partial / keys + inverted.distinct * costs.prepare),
        p * (inverted.distinct * block_bytes + 2.0 * static_cast<double>(partial_bytes_per_entry(problem)))},
   }};
 
@@ -128,12 +132,13 @@ LoopChoice choose_loop_order(const Problem& problem, const Selection& selection,
   }
   const bool kv_outer_fits = most_picks <= options.workspace_limit / partial_bytes_per_entry(problem);
 
+  const auto cost = [&](const Candidate& candidate) { return candidate.flop + candidate.bytes * costs.flop_per_byte; };
   const Candidate* best = nullptr;
   for (const Candidate& candidate : candidates) {
     if (options.loop_order == LoopOrder::automatic && candidate.order == LoopOrder::kv_outer && !kv_outer_fits)
       continue;
     if (options.loop_order != LoopOrder::automatic && options.loop_order != candidate.order) continue;
-    if (best == nullptr || candidate.cost() < best->cost()) best = &candidate;
+    if (best == nullptr || cost(candidate) < cost(*best)) best = &candidate;
   }
   if (best == nullptr) fail("loop_order: got {}, expected one that exists", static_cast<int>(options.loop_order));
   LoopChoice choice;
@@ -148,7 +153,7 @@ LoopChoice choose_loop_order(const Problem& problem, const Selection& selection,
         fmt::format(" {} {:.3g} GFLOP and {:.3g} GB,", candidate.name, candidate.flop * 1e-9, candidate.bytes * 1e-9);
   }
   choice.explain.pop_back();
-  choice.explain += fmt::format(" (a byte counts as {} FLOP)", kFlopPerByte);
+  choice.explain += fmt::format(" (a byte counts as {} FLOP)", costs.flop_per_byte);
   return choice;
 }
 

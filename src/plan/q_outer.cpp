@@ -10,13 +10,16 @@ namespace tilesieve {
 namespace {
 
 // Tiles that visit a key block together: a block of 128 KiB (K and V, 128 x 128 f32) is then fetched once for 4 tiles,
-// while 4 tiles' state (200 KiB at head_dim 128) and the block stay in a 1 MiB L2.
+// while 4 tiles' state (200 KiB at head_dim 128, 48 rows) and the block stay in a 1 MiB L2.
 constexpr int64_t kTilesPerRun = 4;
 
 // Outputs of a gathered run. A larger run meets each key block with more rows, a smaller one keeps its outputs nearer:
 // on one core with 2 MiB of L2, 32,768 keys, 1/2, 1, 2, 4, 8 MiB gave 108, 124, 127, 132, 126 GFLOP/s, 131,072 keys 75,
 // 88, 102, 99, 99, and 8,192 keys of head_dim 64 121, 119, 119, 113, 110.
 constexpr int64_t kGatheredOutputBytes = int64_t{2} << 20;
+
+// Runs of tiles are handed out in the order of their work, largest first: so many a thread keep all busy to the end.
+constexpr int64_t kRunsPerThread = 6;
 
 // Rows that a short run should still find at a block: below a full tile they cost more the fewer they are.
 constexpr int64_t kLeastRowsPerBlock = 64;
@@ -25,13 +28,15 @@ constexpr int64_t kLeastRowsPerBlock = 64;
 
 int64_t q_run_tokens(const Problem& problem, int64_t q_rows_per_tile, const PlanOptions& options) {
   const int64_t group = problem.group_size();
+  const int64_t threads = resolve_num_threads(options.num_threads);
   if (q_rows_per_tile > 0) {
     const int64_t most = std::min(kMaxQRunTokens, kMaxQRunTiles * q_rows_per_tile / group);
-    return std::clamp<int64_t>(kTilesPerRun * options.tile_rows / group, 1, std::max<int64_t>(1, most));
+    const int64_t balanced = problem.total_q() * problem.num_kv_heads / (kRunsPerThread * threads) + 1;
+    return std::clamp<int64_t>(std::min(kTilesPerRun * options.tile_rows / group, balanced), 1,
+                               std::max<int64_t>(1, most));
   }
   const int64_t cached = kGatheredOutputBytes / (group * problem.head_dim * int64_t{sizeof(float)});
-  const int64_t balanced =
-      problem.total_q() * problem.num_kv_heads / (2 * resolve_num_threads(options.num_threads)) + 1;
+  const int64_t balanced = problem.total_q() * problem.num_kv_heads / (2 * threads) + 1;
   return std::clamp<int64_t>(std::min(cached, balanced), 1, kMaxQRunTokens);
 }
 

@@ -1,13 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 // Attention on AMX tiles, in bf16 with f32 sums.
 //
-// What one core owns: a tile of up to 32 query rows against one block of keys, as two products of 16 x 16 x 32 steps:
+// What one core owns: up to 256 query rows against one block of keys, as two products in steps of 32 x 32 x 32:
 //   S [rows][keys] = Q [rows][channels] K^T     A = Q as it is stored, B = K^T in pairs of channels
 //   O [rows][channels] = P [rows][keys] V       A = P as the softmax writes it, B = V in pairs of keys
-// so that queries, weights and outputs are plain rows, and only keys and values are rearranged, once for all the tiles
-// that visit the block: 2 x 32 KiB at 128 x 128. Each row's softmax runs over its own keys. A 16 x 16 x 32 product
-// takes 16 cycles, which is 8 cycles for the two products of 16 scores at head_dim 128; the softmax takes about as
-// long.
+// so that queries, weights and outputs are plain rows, and only keys and values are rearranged, once for all the rows
+// that visit the block: 2 x 32 KiB at 128 x 128.
+//
+// A step is 64 cycles of the tile unit, 8 cycles for 16 scores at head_dim 128 (both products), 4 at 64. Their softmax
+// is 13 vector operations, 6.5 cycles, on other units of the core. So the rows go in strips of 32, and a strip's
+// softmax runs while the tile unit multiplies for its neighbours: after each row one step of the products before and
+// after.
 #pragma once
 
 #include <immintrin.h>
@@ -48,7 +51,8 @@ TILESIEVE_INLINE Vec::Reg exp2_for_bf16(Vec::Reg x) {
 }
 
 struct AmxEngine {
-  static constexpr int kRowsPerTile = 2 * kTileSide;
+  static constexpr int kStripRows = 2 * kTileSide;
+  static constexpr int kRowsPerTile = 8 * kStripRows;
   static constexpr int kRowStep = kTileSide;
 
   struct Tile {
@@ -98,16 +102,16 @@ struct AmxEngine {
   struct Block {
     uint8_t* keys;    // [key group of 16][step of 32 channels] tiles: [pair of channels][key][2]
     uint8_t* values;  // [channel group of 16][step of 32 keys] tiles: [pair of keys][channel][2]
-    float* scores;    // [kRowsPerTile][row_keys]; the weights, bf16, over the front of each row
-    float* product;   // [kRowsPerTile][channels] P V of this block
-    float* factors;   // [4][kRowsPerTile]: the block's m and l, and the shares of the old state and of the block
+    float* scores;    // [2 strips][kStripRows][row_keys]; the weights, bf16, over the front of each row
+    float* product;   // [kStripRows][channels] P V of one strip
+    float* sums;      // [2 strips][m and l][kStripRows]
     int64_t num_keys;
     float scale_log2;
   };
 
   static int64_t prepare_bytes(int64_t head_dim, int64_t kv_block_size) {
     const int64_t keys = padded_keys(kv_block_size), dims = channels(head_dim);
-    return 2 * keys * dims * 2 + (kRowsPerTile * (row_keys(kv_block_size) + dims + 4)) * int64_t{sizeof(float)};
+    return 2 * keys * dims * 2 + kStripRows * (2 * row_keys(kv_block_size) + dims + 4) * int64_t{sizeof(float)};
   }
 
   static Block prepare(const HeadTensors& t, int64_t block, int64_t num_keys, int64_t next_block, uint8_t* scratch) {
@@ -116,8 +120,8 @@ struct AmxEngine {
     b.keys = scratch;
     b.values = b.keys + keys * dims * 2;
     b.scores = reinterpret_cast<float*>(b.values + keys * dims * 2);
-    b.product = b.scores + kRowsPerTile * row_keys(t.kv_block_size);
-    b.factors = b.product + kRowsPerTile * dims;
+    b.product = b.scores + 2 * kStripRows * row_keys(t.kv_block_size);
+    b.sums = b.product + kStripRows * dims;
     b.num_keys = num_keys;
     b.scale_log2 = t.scale_log2;
     arrange_keys(t.k, block, num_keys, t.head_dim, b.keys);
@@ -139,41 +143,43 @@ struct AmxEngine {
   }
 
   static void visit_detached(const Tile& tile, const Block& block, const int32_t* limits, float* const* rows) {
-    attend_block(tile, block, limits);
-    const float *new_m = block.factors, *new_l = new_m + kRowsPerTile;
-    float *old_share = block.factors + 2 * kRowsPerTile, *new_share = old_share + kRowsPerTile;
-    for (int r = 0; r < tile.num_rows; r += Vec::kLanes) {
-      const Vec::Reg block_m = Vec::load(new_m + r), old_m = Vec::load(tile.m + r);
-      const Vec::Reg m = Vec::max_ignoring_nan(block_m, old_m);
-      const Vec::Reg old_part = share_of(old_m, m), new_part = share_of(block_m, m);
-      Vec::store(tile.l + r, merge_sums(Vec::load(tile.l + r), old_part, Vec::load(new_l + r), new_part));
-      Vec::store(tile.m + r, m);
-      Vec::store(old_share + r, old_part);
-      Vec::store(new_share + r, new_part);
-    }
     const int64_t dims = channels(tile.head_dim);
-    for (int r = 0; r < tile.num_rows; ++r) {
-      if (limits[r] == 0) continue;  // whatever the values hold, this row has seen none of them
-      const Vec::Reg old_part = Vec::set1(old_share[r]), new_part = Vec::set1(new_share[r]);
-      for_each_vector(tile.head_dim, [&](int64_t c, __mmask16 mask) {
-        const Vec::Reg old = _mm512_maskz_loadu_ps(mask, rows[r] + c);
-        const Vec::Reg share = Vec::mul(Vec::load(block.product + r * dims + c), new_part);
-        _mm512_mask_storeu_ps(rows[r] + c, mask, Vec::fma(old, old_part, share));
-      });
-    }
+    for_each_strip(tile, block, limits, [&](int first, int num_rows, const float* sums, const float* product) {
+      float old_share[kStripRows], new_share[kStripRows];
+      for (int r = 0; r < num_rows; r += Vec::kLanes) {
+        float *tile_m = tile.m + first + r, *tile_l = tile.l + first + r;
+        const Vec::Reg block_m = Vec::load(sums + r), old_m = Vec::load(tile_m);
+        const Vec::Reg m = Vec::max_ignoring_nan(block_m, old_m);
+        const Vec::Reg old_part = share_of(old_m, m), new_part = share_of(block_m, m);
+        Vec::store(tile_l, merge_sums(Vec::load(tile_l), old_part, Vec::load(sums + kStripRows + r), new_part));
+        Vec::store(tile_m, m);
+        Vec::store(old_share + r, old_part);
+        Vec::store(new_share + r, new_part);
+      }
+      for (int r = 0; r < num_rows; ++r) {
+        if (limits[first + r] == 0) continue;  // whatever the values hold, this row has seen none of them
+        const Vec::Reg old_part = Vec::set1(old_share[r]), new_part = Vec::set1(new_share[r]);
+        float* row = rows[first + r];
+        for_each_vector(tile.head_dim, [&](int64_t c, __mmask16 mask) {
+          const Vec::Reg share = Vec::mul(Vec::load(product + r * dims + c), new_part);
+          _mm512_mask_storeu_ps(row + c, mask, Vec::fma(_mm512_maskz_loadu_ps(mask, row + c), old_part, share));
+        });
+      }
+    });
   }
 
   static void visit_alone(const Tile& tile, const Block& block, const int32_t* limits, float* const* rows) {
-    attend_block(tile, block, limits);
     const int64_t dims = channels(tile.head_dim);
-    for (int r = 0; r < tile.num_rows; ++r) {
-      tile.m[r] = block.factors[r];
-      tile.l[r] = block.factors[kRowsPerTile + r];
-      const __mmask16 seen = limits[r] != 0 ? 0xffff : 0;
-      for_each_vector(tile.head_dim, [&](int64_t c, __mmask16 mask) {
-        _mm512_mask_storeu_ps(rows[r] + c, mask, _mm512_maskz_loadu_ps(seen, block.product + r * dims + c));
-      });
-    }
+    for_each_strip(tile, block, limits, [&](int first, int num_rows, const float* sums, const float* product) {
+      for (int r = 0; r < num_rows; ++r) {
+        tile.m[first + r] = sums[r];
+        tile.l[first + r] = sums[kStripRows + r];
+        const __mmask16 seen = limits[first + r] != 0 ? 0xffff : 0;
+        for_each_vector(tile.head_dim, [&](int64_t c, __mmask16 mask) {
+          _mm512_mask_storeu_ps(rows[first + r] + c, mask, _mm512_maskz_loadu_ps(seen, product + r * dims + c));
+        });
+      }
+    });
   }
 
   static void finish(const Tile& tile, float v_scale, float* const* rows) {
@@ -266,96 +272,194 @@ struct AmxEngine {
     }
   }
 
-  // c [32][32 of columns] = a [32][32 * num_steps] b, both of b's column groups; a_bytes and c_bytes = strides of rows.
-  TILESIEVE_INLINE static void multiply(const uint8_t* a, int64_t a_bytes, int num_rows, const uint8_t* b_left,
-                                        const uint8_t* b_right, int64_t num_steps, float* c, int64_t c_bytes) {
-    const uint8_t* a_below = a + kTileSide * a_bytes;
-    float* c_below = c + kTileSide * c_bytes / int64_t{sizeof(float)};
-    _tile_zero(0);
-    _tile_zero(1);
-    if (num_rows > kTileSide) {
-      _tile_zero(2);
-      _tile_zero(3);
-      for (int64_t s = 0; s < num_steps; ++s) {
-        _tile_loadd(4, a + 64 * s, a_bytes);
-        _tile_loadd(6, b_left + kTileBytes * s, 64);
-        _tile_dpbf16ps(0, 4, 6);
-        _tile_loadd(7, b_right + kTileBytes * s, 64);
-        _tile_dpbf16ps(1, 4, 7);
-        _tile_loadd(5, a_below + 64 * s, a_bytes);
+  // One product, step after step: c [num_rows][columns] = a [num_rows][32 * num_steps] b, where b lies in tiles, [group
+  // of 16 columns][step]. Columns come in pairs of groups; row strides are in bytes.
+  class Product {
+   public:
+    Product() = default;
+    Product(int num_rows, const void* a, int64_t a_stride, const uint8_t* b, int64_t b_steps, int64_t num_steps,
+            float* c, int64_t c_stride, int64_t num_columns)
+        : tall_(num_rows > kTileSide),
+          a_(static_cast<const uint8_t*>(a)),
+          a_stride_(a_stride),
+          b_(b),
+          b_group_(b_steps * kTileBytes),
+          num_steps_(num_steps),
+          c_(c),
+          c_stride_(c_stride),
+          left_(num_columns / kTilePairs * num_steps) {}
+
+    int64_t steps_left() const { return left_; }
+
+    TILESIEVE_INLINE void advance() {
+      if (step_ == 0) {
+        _tile_zero(0);
+        _tile_zero(1);
+        if (tall_) {
+          _tile_zero(2);
+          _tile_zero(3);
+        }
+      }
+      const uint8_t* a = a_ + 64 * step_;
+      const uint8_t* b = b_ + kTileBytes * step_;
+      _tile_loadd(4, a, a_stride_);
+      _tile_loadd(6, b, 64);
+      _tile_dpbf16ps(0, 4, 6);
+      _tile_loadd(7, b + b_group_, 64);
+      _tile_dpbf16ps(1, 4, 7);
+      if (tall_) {
+        _tile_loadd(5, a + kTileSide * a_stride_, a_stride_);
         _tile_dpbf16ps(2, 5, 6);
         _tile_dpbf16ps(3, 5, 7);
       }
-      _tile_stored(2, c_below, c_bytes);
-      _tile_stored(3, c_below + kTileSide, c_bytes);
-    } else {
-      for (int64_t s = 0; s < num_steps; ++s) {
-        _tile_loadd(4, a + 64 * s, a_bytes);
-        _tile_loadd(6, b_left + kTileBytes * s, 64);
-        _tile_dpbf16ps(0, 4, 6);
-        _tile_loadd(7, b_right + kTileBytes * s, 64);
-        _tile_dpbf16ps(1, 4, 7);
+      --left_;
+      if (++step_ < num_steps_) return;
+      _tile_stored(0, c_, c_stride_);
+      _tile_stored(1, c_ + kTileSide, c_stride_);
+      if (tall_) {
+        float* below = c_ + kTileSide * c_stride_ / int64_t{sizeof(float)};
+        _tile_stored(2, below, c_stride_);
+        _tile_stored(3, below + kTileSide, c_stride_);
       }
+      step_ = 0;
+      b_ += 2 * b_group_;
+      c_ += kTilePairs;
     }
-    _tile_stored(0, c, c_bytes);
-    _tile_stored(1, c + kTileSide, c_bytes);
-  }
 
-  // The block by itself: product = P V, factors = m and l of each row.
-  static void attend_block(const Tile& tile, const Block& block, const int32_t* limits) {
+    void finish() {
+      while (left_ > 0) advance();
+    }
+
+   private:
+    bool tall_ = false;  // more than 16 rows
+    const uint8_t* a_ = nullptr;
+    int64_t a_stride_ = 0;
+    const uint8_t* b_ = nullptr;
+    int64_t b_group_ = 0, num_steps_ = 0;
+    float* c_ = nullptr;
+    int64_t c_stride_ = 0;
+    int64_t left_ = 0, step_ = 0;
+  };
+
+  // The block by itself, strip after strip; take(first row, rows, m, l, product) is called for each strip with its m
+  // and l [32] and product [32][channels] = P V.
+  template <class Take>
+  TILESIEVE_INLINE static void for_each_strip(const Tile& tile, const Block& block, const int32_t* limits,
+                                              const Take& take) {
     int64_t most = 0;
     for (int r = 0; r < tile.num_rows; ++r) most = limits[r] > most ? limits[r] : most;
-    const int64_t dims = channels(tile.head_dim), channel_steps = dims / kTilePairs;
-    const int64_t keys = padded_keys(most);
-    const int64_t block_key_steps = padded_keys(block.num_keys) / kTilePairs;
+    const int64_t dims = channels(tile.head_dim), keys = padded_keys(most);
     const int64_t row_floats = row_keys(block.num_keys), row_bytes = row_floats * int64_t{sizeof(float)};
+    const int num_strips = (tile.num_rows + kStripRows - 1) / kStripRows;
+    const auto scores_of = [&](int strip) { return block.scores + strip % 2 * kStripRows * row_floats; };
+    const auto sums_of = [&](int strip) { return block.sums + strip % 2 * 2 * kStripRows; };
+    const auto rows_in = [&](int strip) {
+      return static_cast<int>(smaller(tile.num_rows - strip * kStripRows, kStripRows));
+    };
+    const auto score = [&](int strip) {
+      return Product(rows_in(strip), tile.q + strip * kStripRows * dims * 2, dims * 2, block.keys, dims / kTilePairs,
+                     dims / kTilePairs, scores_of(strip), row_bytes, keys);
+    };
+    const auto add_values = [&](int strip) {
+      return Product(rows_in(strip), scores_of(strip), row_bytes, block.values,
+                     padded_keys(block.num_keys) / kTilePairs, keys / kTilePairs, block.product,
+                     dims * int64_t{sizeof(float)}, dims);
+    };
 
     order_stores_before_tiles();
-    for (int64_t j = 0; j < keys; j += kTilePairs) {
-      const uint8_t* group = block.keys + j / kTileSide * channel_steps * kTileBytes;
-      multiply(tile.q, dims * 2, tile.num_rows, group, group + channel_steps * kTileBytes, channel_steps,
-               block.scores + j, row_bytes);
+    score(0).finish();
+    for (int strip = 0; strip < num_strips; ++strip) {
+      // While this strip's rows are weighed: the values of the strip before, then the scores of the one after, whose
+      // place in memory the strip before has left by then.
+      Product before = strip > 0 ? add_values(strip - 1) : Product();
+      Product after = strip + 1 < num_strips ? score(strip + 1) : Product();
+      const int64_t num_steps = before.steps_left() + after.steps_left();
+      const int num_rows = rows_in(strip);
+      int64_t steps = 0;
+      weigh_rows(scores_of(strip), num_rows, row_floats, limits + strip * kStripRows, keys, block.scale_log2,
+                 sums_of(strip), [&](int row) {
+                   for (const int64_t due = num_steps * (row + 1) / num_rows; steps < due; ++steps) {
+                     if (before.steps_left() > 0) {
+                       before.advance();
+                     } else {
+                       after.advance();
+                     }
+                   }
+                 });
+      order_stores_before_tiles();
+      if (strip > 0) take((strip - 1) * kStripRows, rows_in(strip - 1), sums_of(strip - 1), block.product);
     }
-    for (int r = 0; r < tile.num_rows; ++r) {
-      weigh_row(block.scores + r * row_floats, limits[r], keys, block.scale_log2, block.factors + r,
-                block.factors + kRowsPerTile + r);
-    }
-    order_stores_before_tiles();
-    for (int64_t c = 0; c < dims; c += kTilePairs) {
-      const uint8_t* group = block.values + c / kTileSide * block_key_steps * kTileBytes;
-      multiply(reinterpret_cast<const uint8_t*>(block.scores), row_bytes, tile.num_rows, group,
-               group + block_key_steps * kTileBytes, keys / kTilePairs, block.product + c,
-               dims * int64_t{sizeof(float)});
+    add_values(num_strips - 1).finish();
+    take((num_strips - 1) * kStripRows, rows_in(num_strips - 1), sums_of(num_strips - 1), block.product);
+  }
+
+  // Scores [num_rows][keys] become weights in bf16, over the front of each row: exp2(scale_log2 * s - m), 0 from the
+  // row's limit on. sums = m [32], then l [32], which takes the weights as they were before the rounding.
+  // meanwhile(row) is called after each row.
+  template <class Meanwhile>
+  TILESIEVE_INLINE static void weigh_rows(float* scores, int num_rows, int64_t row_floats, const int32_t* limits,
+                                          int64_t keys, float scale_log2, float* sums, const Meanwhile& meanwhile) {
+    const Vec::Reg scale = Vec::set1(scale_log2);
+    for (int first = 0; first < num_rows; first += Vec::kLanes) {
+      const int count = static_cast<int>(smaller(num_rows - first, Vec::kLanes));
+      float* m = sums + first;
+      Vec::Reg partial[Vec::kLanes];
+#pragma GCC unroll 16
+      for (int r = 0; r < Vec::kLanes; ++r) {
+        partial[r] = r < count ? largest_of(scores + (first + r) * row_floats, limits[first + r], keys) : Vec::zero();
+      }
+      const Vec::Reg row_m =
+          Vec::mul(reduce_rows(partial, [](Vec::Reg a, Vec::Reg b) { return _mm512_max_ps(a, b); }), scale);
+      Vec::store(m, row_m);
+      for (int r = 0; r < count; ++r) {
+        partial[r] = weigh_row(scores + (first + r) * row_floats, keys, scale, m[r]);
+        meanwhile(first + r);
+      }
+      for (int r = count; r < Vec::kLanes; ++r) partial[r] = Vec::zero();
+      Vec::store(m + kStripRows, reduce_rows(partial, [](Vec::Reg a, Vec::Reg b) { return Vec::add(a, b); }));
     }
   }
 
-  // Scores [keys] become weights in bf16, over the front of the row: exp2(scale_log2 * s - m), 0 from `limit` on. The
-  // sum takes them as they were before the rounding.
-  TILESIEVE_INLINE static void weigh_row(float* row, int64_t limit, int64_t keys, float scale_log2, float* m,
-                                         float* l) {
-    const Vec::Reg minus_inf = Vec::set1(-__builtin_inff()), scale = Vec::set1(scale_log2);
-    const int64_t whole = limit / Vec::kLanes * Vec::kLanes;
-    const __mmask16 rest = static_cast<__mmask16>((1u << (limit - whole)) - 1u);
-    if (rest != 0) {
+  // Lane-wise maxima of a row's scores, after those from `limit` on have become -inf.
+  TILESIEVE_INLINE static Vec::Reg largest_of(float* row, int64_t limit, int64_t keys) {
+    const Vec::Reg minus_inf = Vec::set1(-__builtin_inff());
+    if (limit < keys) {
+      const int64_t whole = limit / Vec::kLanes * Vec::kLanes;
+      const __mmask16 rest = static_cast<__mmask16>((1u << (limit - whole)) - 1u);
       Vec::store(row + whole, _mm512_mask_mov_ps(minus_inf, rest, Vec::load(row + whole)));
+      for (int64_t j = whole + Vec::kLanes; j < keys; j += Vec::kLanes) Vec::store(row + j, minus_inf);
     }
-    for (int64_t j = whole + (rest != 0 ? Vec::kLanes : 0); j < keys; j += Vec::kLanes) Vec::store(row + j, minus_inf);
     Vec::Reg largest = minus_inf, other = minus_inf;
     for (int64_t j = 0; j < keys; j += 2 * Vec::kLanes) {
       largest = Vec::max_ignoring_nan(Vec::load(row + j), largest);
       other = Vec::max_ignoring_nan(Vec::load(row + j + Vec::kLanes), other);
     }
-    *m = _mm512_reduce_max_ps(Vec::max_ignoring_nan(other, largest)) * scale_log2;
-    const Vec::Reg shift = Vec::set1(*m == -__builtin_inff() ? 0.0f : *m);
-    Vec::Reg sum = Vec::zero(), other_sum = Vec::zero();
+    return _mm512_max_ps(other, largest);
+  }
+
+  // The weights of one row; gives the lane-wise sums.
+  TILESIEVE_INLINE static Vec::Reg weigh_row(float* row, int64_t keys, Vec::Reg scale, float m) {
+    const Vec::Reg shift = Vec::set1(m == -__builtin_inff() ? 0.0f : m);
+    Vec::Reg sum = Vec::zero(), other = Vec::zero();
     for (int64_t j = 0; j < keys; j += 2 * Vec::kLanes) {
       const Vec::Reg p = exp2_for_bf16(_mm512_fmsub_ps(Vec::load(row + j), scale, shift));
       const Vec::Reg q = exp2_for_bf16(_mm512_fmsub_ps(Vec::load(row + j + Vec::kLanes), scale, shift));
       sum = Vec::add(sum, p);
-      other_sum = Vec::add(other_sum, q);
+      other = Vec::add(other, q);
       _mm512_storeu_si512(row + j / 2, (__m512i)_mm512_cvtne2ps_pbh(q, p));
     }
-    *l = _mm512_reduce_add_ps(Vec::add(sum, other_sum));
+    return Vec::add(sum, other);
+  }
+
+  // Lane r = all lanes of rows[r] joined, by way of a transpose: 80 operations where 16 reductions one by one take 170.
+  template <class Join>
+  TILESIEVE_INLINE static Vec::Reg reduce_rows(Vec::Reg (&rows)[Vec::kLanes], const Join& join) {
+    Vec::transpose(rows);
+    for (int width = Vec::kLanes / 2; width > 0; width /= 2) {
+#pragma GCC unroll 8
+      for (int r = 0; r < width; ++r) rows[r] = join(rows[r], rows[r + width]);
+    }
+    return rows[0];
   }
 };
 

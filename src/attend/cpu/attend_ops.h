@@ -31,8 +31,14 @@ struct QOuterItem {
   int64_t q_begin, num_tokens;
   int64_t rows_per_tile;    // at most tile_rows; q_outer_gather fills its tiles and does not read it
   const int64_t* visible;   // [num_tokens] keys that a token sees
-  const int64_t* row_ptr;   // [num_tokens + 1] into kv_block; nullptr = every visible block
-  const int32_t* kv_block;  // ascending ids of each token
+  const int64_t* row_ptr;   // q_outer_tiles: [num_tokens + 1] into kv_block; nullptr = every visible block
+  const int32_t* kv_block;  // q_outer_tiles: ascending ids of each token
+
+  int64_t num_picked_blocks;  // q_outer_gather: the same picks block by block, as in RunPicks
+  const int32_t* picked_block;
+  const int64_t* picked_ptr;
+  const int32_t* picked_token;
+
   float v_scale;
   float* o;  // of the first token and head, strides in elements
   int64_t o_token_stride, o_head_stride;

@@ -138,37 +138,47 @@ void q_outer_gather(const QOuterItem& item, uint8_t* scratch) {
     for (int64_t d = 0; d < t.head_dim; ++d) row[d] = 0.0f;
   }
 
-  BlockWalk walk(item);
-  while (walk.next()) {
-    typename Engine::Block block = Engine::prepare(t, walk.block(), walk.num_keys(), walk.next_block(), prepared);
-    int64_t token = 0, head = 0;
-    while (true) {
-      // The next rows that picked the block, in order.
+  for (int64_t b = 0; b < item.num_picked_blocks; ++b) {
+    const int64_t first_key = item.picked_block[b] * t.kv_block_size;
+    const int32_t* token = item.picked_token + item.picked_ptr[b];
+    const int32_t* end = item.picked_token + item.picked_ptr[b + 1];
+    int64_t most = 0;
+    for (const int32_t* i = token; i < end; ++i) most = item.visible[*i] > most ? item.visible[*i] : most;
+    typename Engine::Block block =
+        Engine::prepare(t, item.picked_block[b], smaller(most - first_key, t.kv_block_size),
+                        b + 1 < item.num_picked_blocks ? item.picked_block[b + 1] : -1, prepared);
+    int64_t head = 0;
+    while (token < end) {
+      // The next rows, as many as a tile holds.
       const uint8_t* in[kRows];
       float* out[kRows];
       int64_t state[kRows];
-      int32_t limits[kRows] = {};
+      int32_t limits[kRows];
       int count = 0;
-      while (count < kRows && token < item.num_tokens) {
-        const int64_t limit = walk.limit(token);
-        if (limit > 0) {
-          const int64_t r = token * t.group_size + head;
-          in[count] = t.query(item.q_begin + token, head);
-          out[count] = output_row(item, r);
-          state[count] = r;
-          limits[count] = static_cast<int32_t>(limit);
-          ++count;
+      while (count < kRows && token < end) {
+        const int32_t limit = static_cast<int32_t>(smaller(item.visible[*token] - first_key, t.kv_block_size));
+        const uint8_t* query = t.query(item.q_begin + *token, 0);
+        float* output = item.o + *token * item.o_token_stride;
+        for (; head < t.group_size && count < kRows; ++head, ++count) {
+          in[count] = query + head * t.q_head_stride;
+          out[count] = output + head * item.o_head_stride;
+          state[count] = *token * t.group_size + head;
+          limits[count] = limit;
         }
-        if (limit == 0 || ++head == t.group_size) {
+        if (head == t.group_size) {
           head = 0;
           ++token;
         }
       }
-      if (count == 0) break;
+      for (int i = count; i < kRows; ++i) limits[i] = 0;
       const typename Engine::Tile tile = Engine::tile_in(tile_memory, t.head_dim, count);
-      for (int i = 0; i < kRows; ++i) {
-        tile.m[i] = i < count ? m[state[i]] : -__builtin_inff();
-        tile.l[i] = i < count ? l[state[i]] : 0.0f;
+      for (int i = 0; i < count; ++i) {
+        tile.m[i] = m[state[i]];
+        tile.l[i] = l[state[i]];
+      }
+      for (int i = count; i < kRows; ++i) {
+        tile.m[i] = -__builtin_inff();
+        tile.l[i] = 0.0f;
       }
       Engine::load(tile, in, t.q_dtype);
       Engine::visit_detached(tile, block, limits, out);
