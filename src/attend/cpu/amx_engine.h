@@ -50,6 +50,24 @@ TILESIEVE_INLINE Vec::Reg exp2_for_bf16(Vec::Reg x) {
   return _mm512_scalef_ps(p, x);  // by floor(x)
 }
 
+// Lines of memory to bring into the L2, a few at a time: all of a block's 1,024 at once would wait for one another.
+struct LinesAhead {
+  const uint8_t* row = nullptr;
+  int64_t stride = 0, rows_left = 0, row_bytes = 0;
+  int64_t place = 0;  // in the row
+
+  TILESIEVE_INLINE void fetch(int64_t num_lines) {
+    for (; num_lines > 0 && rows_left > 0; --num_lines) {
+      __builtin_prefetch(row + place, 0, 2);
+      place += 64;
+      if (place < row_bytes) continue;
+      place = 0;
+      row += stride;
+      --rows_left;
+    }
+  }
+};
+
 struct AmxEngine {
   static constexpr int kStripRows = 2 * kTileSide;
   static constexpr int kRowsPerTile = 8 * kStripRows;
@@ -107,6 +125,8 @@ struct AmxEngine {
     float* sums;      // [2 strips][m and l][kStripRows]
     int64_t num_keys;
     float scale_log2;
+    LinesAhead next_keys, next_values;  // of the block that comes next
+    int64_t lines_per_row;              // of each to fetch with every row that visits this one
   };
 
   static int64_t prepare_bytes(int64_t head_dim, int64_t kv_block_size) {
@@ -114,7 +134,9 @@ struct AmxEngine {
     return 2 * keys * dims * 2 + kStripRows * (2 * row_keys(kv_block_size) + dims + 4) * int64_t{sizeof(float)};
   }
 
-  static Block prepare(const HeadTensors& t, int64_t block, int64_t num_keys, int64_t next_block, uint8_t* scratch) {
+  // For about num_rows rows of queries.
+  static Block prepare(const HeadTensors& t, int64_t block, int64_t num_keys, int64_t next_block, int64_t num_rows,
+                       uint8_t* scratch) {
     const int64_t keys = padded_keys(t.kv_block_size), dims = channels(t.head_dim);
     Block b;
     b.keys = scratch;
@@ -124,27 +146,29 @@ struct AmxEngine {
     b.sums = b.product + kStripRows * dims;
     b.num_keys = num_keys;
     b.scale_log2 = t.scale_log2;
+    b.lines_per_row = 0;
     arrange_keys(t.k, block, num_keys, t.head_dim, b.keys);
     arrange_values(t.v, block, num_keys, t.head_dim, b.values);
     if (next_block >= 0) {
       const int64_t count = smaller(t.kv_block_size, t.kv_len - next_block * t.kv_block_size);
       const int64_t row_bytes = t.head_dim * (t.k.dtype == DType::f8_e4m3 ? 1 : 2);
-      prefetch(t.k, next_block, count, row_bytes);
-      prefetch(t.v, next_block, count, row_bytes);
+      b.next_keys = {t.k.block(next_block), t.k.key_stride, count, row_bytes};
+      b.next_values = {t.v.block(next_block), t.v.key_stride, count, row_bytes};
+      b.lines_per_row = (count * ((row_bytes + 63) / 64) + num_rows - 1) / num_rows;
     }
     return b;
   }
 
-  static void visit(const Tile& tile, const Block& block, const int32_t* limits) {
+  static void visit(const Tile& tile, Block& block, const int32_t* limits) {
     const int64_t dims = channels(tile.head_dim);
     float* rows[kRowsPerTile];
     for (int r = 0; r < tile.num_rows; ++r) rows[r] = tile.o + r * dims;
     visit_detached(tile, block, limits, rows);
   }
 
-  static void visit_detached(const Tile& tile, const Block& block, const int32_t* limits, float* const* rows) {
+  static void visit_detached(const Tile& tile, Block& block, const int32_t* limits, float* const* rows) {
     const int64_t dims = channels(tile.head_dim);
-    for_each_strip(tile, block, limits, [&](int first, int num_rows, const float* sums, const float* product) {
+    for_each_strip(tile, block, limits, rows, [&](int first, int num_rows, const float* sums, const float* product) {
       float old_share[kStripRows], new_share[kStripRows];
       for (int r = 0; r < num_rows; r += Vec::kLanes) {
         float *tile_m = tile.m + first + r, *tile_l = tile.l + first + r;
@@ -168,9 +192,9 @@ struct AmxEngine {
     });
   }
 
-  static void visit_alone(const Tile& tile, const Block& block, const int32_t* limits, float* const* rows) {
+  static void visit_alone(const Tile& tile, Block& block, const int32_t* limits, float* const* rows) {
     const int64_t dims = channels(tile.head_dim);
-    for_each_strip(tile, block, limits, [&](int first, int num_rows, const float* sums, const float* product) {
+    for_each_strip(tile, block, limits, rows, [&](int first, int num_rows, const float* sums, const float* product) {
       for (int r = 0; r < num_rows; ++r) {
         tile.m[first + r] = sums[r];
         tile.l[first + r] = sums[kStripRows + r];
@@ -265,13 +289,6 @@ struct AmxEngine {
     return _mm512_or_si512(_mm512_cvtepu16_epi32(first), _mm512_slli_epi32(_mm512_cvtepu16_epi32(second), 16));
   }
 
-  static void prefetch(const StoredKeys& keys, int64_t block, int64_t count, int64_t row_bytes) {
-    const uint8_t* row = keys.block(block);
-    for (int64_t j = 0; j < count; ++j, row += keys.key_stride) {
-      for (int64_t i = 0; i < row_bytes; i += 64) __builtin_prefetch(row + i, 0, 2);
-    }
-  }
-
   // One product, step after step: c [num_rows][columns] = a [num_rows][32 * num_steps] b, where b lies in tiles, [group
   // of 16 columns][step]. Columns come in pairs of groups; row strides are in bytes.
   class Product {
@@ -341,10 +358,10 @@ struct AmxEngine {
     int64_t left_ = 0, step_ = 0;
   };
 
-  // The block by itself, strip after strip; take(first row, rows, m, l, product) is called for each strip with its m
-  // and l [32] and product [32][channels] = P V.
+  // The block by itself, strip after strip, fetching the output row of each row on the way; take(first row, rows, m, l,
+  // product) is called for each strip with its m and l [32] and product [32][channels] = P V.
   template <class Take>
-  TILESIEVE_INLINE static void for_each_strip(const Tile& tile, const Block& block, const int32_t* limits,
+  TILESIEVE_INLINE static void for_each_strip(const Tile& tile, Block& block, const int32_t* limits, float* const* rows,
                                               const Take& take) {
     int64_t most = 0;
     for (int r = 0; r < tile.num_rows; ++r) most = limits[r] > most ? limits[r] : most;
@@ -378,6 +395,9 @@ struct AmxEngine {
       int64_t steps = 0;
       weigh_rows(scores_of(strip), num_rows, row_floats, limits + strip * kStripRows, keys, block.scale_log2,
                  sums_of(strip), [&](int row) {
+                   block.next_keys.fetch(block.lines_per_row);
+                   block.next_values.fetch(block.lines_per_row);
+                   prefetch_output(rows[strip * kStripRows + row], tile.head_dim);
                    for (const int64_t due = num_steps * (row + 1) / num_rows; steps < due; ++steps) {
                      if (before.steps_left() > 0) {
                        before.advance();

@@ -114,7 +114,8 @@ struct LaneEngine {
     return (units + kv_block_size * kRowsPerTile) * int64_t{sizeof(float)};
   }
 
-  static Block prepare(const HeadTensors& t, int64_t block, int64_t num_keys, int64_t next_block, uint8_t* scratch) {
+  static Block prepare(const HeadTensors& t, int64_t block, int64_t num_keys, int64_t next_block, int64_t /*num_rows*/,
+                       uint8_t* scratch) {
     const int64_t row_units = Units::row_units(t.head_dim);
     float* weights = reinterpret_cast<float*>(scratch);
     Unit* keys = reinterpret_cast<Unit*>(weights + t.kv_block_size * kRowsPerTile);
@@ -150,18 +151,18 @@ struct LaneEngine {
   }
 
   static void visit(const Tile& tile, Block& block, const int32_t* limits) {
-    visit_rows(tile, block, limits, Kind::kCarry);
+    visit_rows(tile, block, limits, Kind::kCarry, nullptr);
   }
 
   static void visit_detached(const Tile& tile, Block& block, const int32_t* limits, float* const* rows) {
-    visit_rows(tile, block, limits, Kind::kDetach);
+    visit_rows(tile, block, limits, Kind::kDetach, rows);
     for_each_square(tile, [&](int first, int count, int64_t d, int columns, const float* o_t, int64_t step) {
       Vec::transpose_add(o_t, step, rows + first, count, d, columns, tile.factor + first);
     });
   }
 
   static void visit_alone(const Tile& tile, Block& block, const int32_t* limits, float* const* rows) {
-    visit_rows(tile, block, limits, Kind::kAlone);
+    visit_rows(tile, block, limits, Kind::kAlone, rows);
     store_rows(tile, rows);
   }
 
@@ -211,13 +212,20 @@ struct LaneEngine {
   }
 
   // o_t [head_dim][N * kLanes] = p^T v over the block's keys, times new_share; where `carry`, old_share times what o_t
-  // held is added. Rows whose m says that they see nothing of the block get 0, whatever its values hold.
+  // held is added; rows [num_rows] of the outputs, where given, are fetched. Rows whose m says that they see nothing of
+  // the block get 0, whatever its values hold.
   template <int N>
-  static void add_values(const Unit* p, const KeyRows<Unit>& values, const RowsAhead& ahead, int64_t head_dim,
-                         const SoftmaxMerge<N>& merge, bool carry, float* o_t) {
+  static void add_values(const Tile& tile, const Unit* p, const Block& block, const SoftmaxMerge<N>& merge, bool carry,
+                         float* const* rows) {
     constexpr int M = Vec::kTileSteps;  // divides head_dim, which is a multiple of 8
-    for (int64_t d = 0; d < head_dim; d += M) {
-      ahead.prefetch(ahead.count * d / head_dim, ahead.count * (d + M) / head_dim);
+    const KeyRows<Unit>& values = block.values;
+    const RowsAhead& ahead = block.ahead_of_next;
+    const int64_t num_steps = tile.head_dim / M;
+    int64_t row = rows != nullptr ? 0 : tile.num_rows;
+    for (int64_t d = 0; d < tile.head_dim; d += M) {
+      const int64_t step = d / M;
+      ahead.prefetch(ahead.count * step / num_steps, ahead.count * (step + 1) / num_steps);
+      for (; row < tile.num_rows * (step + 1) / num_steps; ++row) prefetch_output(rows[row], tile.head_dim);
       Vec::Reg acc[M][N];
 #pragma GCC unroll 8
       for (int i = 0; i < M; ++i) {
@@ -229,7 +237,7 @@ struct LaneEngine {
       for (int i = 0; i < M; ++i) {
 #pragma GCC unroll 8
         for (int n = 0; n < N; ++n) {
-          float* place = o_t + ((d + i) * N + n) * Vec::kLanes;
+          float* place = tile.o_t + ((d + i) * N + n) * Vec::kLanes;
           const Vec::Reg share = Vec::mul_unless_minus_inf(acc[i][n], merge.new_share[n], merge.new_m[n]);
           Vec::store(place, carry ? Vec::fma(Vec::load(place), merge.old_share[n], share) : share);
         }
@@ -240,7 +248,8 @@ struct LaneEngine {
   // One step of the online softmax: the block by itself, then merged into the state. Every form of the loops merges the
   // same blocks in the same order by the same operations (combine included), so that they agree bit for bit.
   template <int N>
-  static void visit_vectors(const Tile& tile, const Block& block, const int32_t* limits, Kind kind) {
+  static void visit_vectors(const Tile& tile, const Block& block, const int32_t* limits, Kind kind,
+                            float* const* rows) {
     SoftmaxMerge<N> merge;
     Vec::Reg l[N];
     for (int n = 0; n < N; ++n) merge.new_m[n] = Vec::set1(-__builtin_inff());
@@ -261,10 +270,10 @@ struct LaneEngine {
       if (alone) merge.new_share[n] = Vec::set1(1.0f);
       if (kind == Kind::kDetach) Vec::store(tile.factor + n * Vec::kLanes, merge.old_share[n]);
     }
-    add_values<N>(p, block.values, block.ahead_of_next, tile.head_dim, merge, kind == Kind::kCarry, tile.o_t);
+    add_values<N>(tile, p, block, merge, kind == Kind::kCarry, rows);
   }
 
-  static void visit_rows(const Tile& tile, Block& block, const int32_t* limits, Kind kind) {
+  static void visit_rows(const Tile& tile, Block& block, const int32_t* limits, Kind kind, float* const* rows) {
     Block seen = block;
     int64_t most = 0, least = INT32_MAX;
     for (int r = 0; r < tile.num_rows; ++r) {
@@ -276,13 +285,13 @@ struct LaneEngine {
     if (least == most) limits = nullptr;
     switch (vectors_for(tile.num_rows)) {
       case 1:
-        visit_vectors<1>(tile, seen, limits, kind);
+        visit_vectors<1>(tile, seen, limits, kind, rows);
         break;
       case 2:
-        visit_vectors<2>(tile, seen, limits, kind);
+        visit_vectors<2>(tile, seen, limits, kind, rows);
         break;
       default:
-        visit_vectors<3>(tile, seen, limits, kind);
+        visit_vectors<3>(tile, seen, limits, kind, rows);
     }
     block.ahead_of_values = block.ahead_of_next = {};
   }
