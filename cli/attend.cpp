@@ -124,7 +124,7 @@ AttendReport measure(const AttendCommand& command, const Inputs& inputs, const s
   report.sample_every = command.sample > 0 ? command.sample : default_sample_every(problem);
   std::vector<BlockIndex> routes;
   for (const AttendRow& row : report.rows) routes.push_back(BlockIndex::from(row.block_index.view()));
-  const std::vector<Mass> masses = measure_mass(problem, inputs.q, inputs.k, routes, command.router.route_options(),
+  const std::vector<Mass> masses = measure_mass(problem, inputs.route_inputs(), routes, command.router.route_options(),
                                                 report.sample_every, options.execution);
   for (size_t i = 0; i < masses.size(); ++i) report.rows[i].mass = masses[i];
   return report;

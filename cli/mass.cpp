@@ -51,8 +51,8 @@ std::vector<MassRow> measure(const MassCommand& command, const Inputs& inputs, c
   progress.begin("mass");
   std::vector<BlockIndex> routes;
   for (const MassRow& row : rows) routes.push_back(BlockIndex::from(row.block_index.view()));
-  const std::vector<Mass> masses =
-      measure_mass(inputs.problem, inputs.q, inputs.k, routes, command.router.route_options(), sample_every, execution);
+  const std::vector<Mass> masses = measure_mass(inputs.problem, inputs.route_inputs(), routes,
+                                                command.router.route_options(), sample_every, execution);
   for (size_t i = 0; i < rows.size(); ++i) rows[i].mass = masses[i];
   return rows;
 }

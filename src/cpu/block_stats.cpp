@@ -3,10 +3,15 @@
 
 #include "cpu/row_tile.h"
 #include "cpu/softmax_tile.h"
+#include "cpu/storage_rows.h"
 
 namespace tilesieve::TILESIEVE_ISA {
 
 namespace {
+
+void widen(DType dtype, const uint8_t* source, int64_t stride, int64_t num_rows, int64_t dim, float* rows) {
+  for (int64_t r = 0; r < num_rows; ++r) load_row(dtype, source + r * stride, dim, rows + r * dim);
+}
 
 void load(const float* const* rows, int num_rows, int64_t head_dim, float* q_t) {
   switch (vectors_for(num_rows)) {
@@ -78,6 +83,6 @@ void softmax_state(const float* q_t, int num_rows, int64_t head_dim, const float
 }  // namespace
 
 extern const BlockStats kBlockStats;
-const BlockStats kBlockStats = {kRowsPerTile, Vec::kLanes, load, max_scores, all_scores, softmax_state};
+const BlockStats kBlockStats = {kRowsPerTile, Vec::kLanes, widen, load, max_scores, all_scores, softmax_state};
 
 }  // namespace tilesieve::TILESIEVE_ISA

@@ -7,15 +7,13 @@
 #include "base/rank.h"
 #include "base/rounding.h"
 #include "cpu/block_scores.h"
-#include "cpu/isa.h"
-#include "tensor/checks.h"
+#include "tensor/kv_storage.h"
+#include "tensor/query_rows.h"
 #include "tilesieve/metrics.h"
 
 namespace tilesieve {
 
 namespace {
-
-constexpr int64_t kTilesPerRun = 4;
 
 // What rows (query token, KV head) add to a route's means.
 struct Sums {
@@ -89,63 +87,6 @@ class RowJudge {
   std::vector<uint64_t> keys_;
 };
 
-// Sampled tokens of one sequence under one KV head.
-struct TokenRun {
-  int64_t kv_head;
-  int64_t sequence;
-  std::vector<int64_t> tokens;
-};
-
-std::vector<TokenRun> token_runs(const Problem& problem, const SequenceTable& table, int64_t sample_every,
-                                 int64_t tokens_per_run) {
-  std::vector<TokenRun> runs;
-  for (int64_t s = problem.num_sequences() - 1; s >= 0; --s) {
-    std::vector<int64_t> tokens;
-    for (int64_t q = table.cu_seqlens_q[static_cast<size_t>(s) + 1] - 1;
-         q >= table.cu_seqlens_q[static_cast<size_t>(s)]; q -= sample_every) {
-      if (table.token(q).visible > 0) tokens.push_back(q);
-    }
-    for (size_t begin = 0; begin < tokens.size(); begin += static_cast<size_t>(tokens_per_run)) {
-      const size_t end = std::min(tokens.size(), begin + static_cast<size_t>(tokens_per_run));
-      for (int64_t head = 0; head < problem.num_kv_heads; ++head) {
-        runs.push_back(
-            {head,
-             s,
-             {tokens.begin() + static_cast<std::ptrdiff_t>(begin), tokens.begin() + static_cast<std::ptrdiff_t>(end)}});
-      }
-    }
-  }
-  return runs;
-}
-
-// Mean over the group's query heads of each token's block masses, [tokens][stride].
-void group_masses(const Problem& problem, const SequenceTable& table, const TensorView& q, const TensorView& k,
-                  const TokenRun& run, int64_t stride, BlockScorer& scorer, std::vector<float>& row_masses,
-                  std::vector<float>& masses) {
-  const int64_t group = problem.group_size();
-  RowRun rows;
-  rows.head_dim = problem.head_dim;
-  rows.keys = k.as<const float>() + table.cu_seqlens_kv[static_cast<size_t>(run.sequence)] * k.strides[0] +
-              run.kv_head * k.strides[1];
-  rows.key_stride = k.strides[0];
-  rows.kv_block_size = problem.kv_block_size;
-  for (int64_t token : run.tokens) {
-    for (int64_t g = 0; g < group; ++g) {
-      rows.rows.push_back(q.as<const float>() + token * q.strides[0] + (run.kv_head * group + g) * q.strides[1]);
-      rows.visible.push_back(table.token(token).visible);
-    }
-  }
-  row_masses.assign(static_cast<size_t>(rows.num_rows() * stride), 0.0f);
-  scorer.mass_per_block(rows, problem.scale(), row_masses.data(), stride);
-  masses.assign(run.tokens.size() * static_cast<size_t>(stride), 0.0f);
-  for (int64_t r = 0; r < rows.num_rows(); ++r) {
-    for (int64_t b = 0; b < stride; ++b) {
-      masses[static_cast<size_t>(r / group * stride + b)] +=
-          row_masses[static_cast<size_t>(r * stride + b)] / static_cast<float>(group);
-    }
-  }
-}
-
 Mass means(const std::vector<Sums>& per_head) {
   Mass result;
   Sums all;
@@ -168,12 +109,12 @@ Mass means(const std::vector<Sums>& per_head) {
 
 }  // namespace
 
-std::vector<Mass> measure_mass(const Problem& problem, const TensorView& q, const TensorView& k,
-                               std::span<const BlockIndex> routes, const RouteOptions& options, int64_t sample_every,
-                               const Execution& execution) {
+std::vector<Mass> measure_mass(const Problem& problem, const RouteInputs& inputs, std::span<const BlockIndex> routes,
+                               const RouteOptions& options, int64_t sample_every, const Execution& execution) {
   problem.validate();
-  check_f32("q", q, {problem.total_q(), problem.num_q_heads, problem.head_dim}, "[total_q, num_q_heads, head_dim]");
-  check_f32("k", k, {problem.total_kv(), problem.num_kv_heads, problem.head_dim}, "[total_kv, num_kv_heads, head_dim]");
+  check_queries_and_keys(problem, inputs.q, inputs.k, inputs.block_table);
+  check_scale("q_scale", problem, inputs.q_scale);
+  check_scale("k_scale", problem, inputs.k_scale);
   if (sample_every < 1) fail("sample_every: got {}, expected 1 or more", sample_every);
   for (const BlockIndex& route : routes) {
     if (route.num_heads != problem.num_kv_heads || route.num_q_rows != problem.total_q()) {
@@ -184,29 +125,31 @@ std::vector<Mass> measure_mass(const Problem& problem, const TensorView& q, cons
       fail("routes: capacity is {} and kv_block is {}", route.capacity, route.kv_block == nullptr ? "null" : "set");
     }
   }
-  const Isa isa = resolve_isa(execution.isa);
   const SequenceTable table(problem);
-  const int64_t tokens_per_run =
-      std::max<int64_t>(1, kTilesPerRun * block_stats(isa).rows_per_tile / problem.group_size());
-  const std::vector<TokenRun> runs = token_runs(problem, table, sample_every, tokens_per_run);
+  const int64_t group = problem.group_size();
+  const int64_t tokens_per_run = std::max<int64_t>(1, kTilesPerRun * block_stats(execution.isa).rows_per_tile / group);
+  const std::vector<TokenRun> runs = token_runs(problem, table, 1, tokens_per_run, sample_every);
 
   // Sums of each run on its own, added up in run order afterwards: the same bits for any number of threads.
   std::vector<std::vector<Sums>> run_sums(runs.size(), std::vector<Sums>(routes.size()));
   parallel_for(execution.num_threads, static_cast<int64_t>(runs.size()), [&](int, int64_t index) {
     const TokenRun& run = runs[static_cast<size_t>(index)];
-    BlockScorer scorer(isa);
+    const int64_t head = run.head_begin;
+    const RowRun rows = query_rows(problem, table, run, inputs.q, inputs.k, inputs.block_table);
+    const int64_t stride = ceil_div(rows.max_visible(), problem.kv_block_size);
+    std::vector<float> masses(static_cast<size_t>(run.num_tokens * stride));
+    BlockScorer scorer(execution.isa);
+    scorer.mass_per_block(rows, score_scale(problem, inputs.q_scale, inputs.k_scale, head), group, masses.data(),
+                          stride);
     RowJudge judge;
-    std::vector<float> row_masses, masses;
-    const int64_t stride = ceil_div(table.token(run.tokens.front()).visible, problem.kv_block_size);
-    group_masses(problem, table, q, k, run, stride, scorer, row_masses, masses);
-    for (size_t i = 0; i < run.tokens.size(); ++i) {
-      const SequenceTable::Token token = table.token(run.tokens[i]);
+    for (int64_t i = 0; i < run.num_tokens; ++i) {
+      const SequenceTable::Token token = table.token(run.token(i));
       const int64_t num_visible = ceil_div(token.visible, problem.kv_block_size);
+      if (num_visible == 0) continue;
       const int64_t local_block = std::max<int64_t>(0, token.position) / problem.kv_block_size;
       for (size_t r = 0; r < routes.size(); ++r) {
         run_sums[static_cast<size_t>(index)][r] +=
-            judge.judge(masses.data() + static_cast<int64_t>(i) * stride, num_visible, local_block, options, routes[r],
-                        run.kv_head, run.tokens[i]);
+            judge.judge(masses.data() + i * stride, num_visible, local_block, options, routes[r], head, run.token(i));
       }
     }
   });
@@ -215,7 +158,7 @@ std::vector<Mass> measure_mass(const Problem& problem, const TensorView& q, cons
   for (size_t r = 0; r < routes.size(); ++r) {
     std::vector<Sums> per_head(static_cast<size_t>(problem.num_kv_heads));
     for (size_t i = 0; i < runs.size(); ++i) {
-      per_head[static_cast<size_t>(runs[i].kv_head)] += run_sums[i][r];
+      per_head[static_cast<size_t>(runs[i].head_begin)] += run_sums[i][r];
     }
     result.push_back(means(per_head));
   }
