@@ -104,11 +104,11 @@ Inputs load_inputs(const InputOptions& options, bool wants_v) {
   Inputs inputs;
   inputs.sources = sources;
   inputs.prefix = sources->prefix();
-  inputs.q = sources->require_f32("q", options.q, 3, "[tokens, query heads, head_dim]");
-  inputs.k = sources->require_f32("k", options.k, 3, "[KV tokens, KV heads, head_dim]");
-  if (wants_v) inputs.v = sources->require_f32("v", options.v, 3, "[KV tokens, KV heads, head_dim]");
-  inputs.index_q = sources->find_f32("index_q", options.index_q, 3, "[tokens, KV heads, index_dim]");
-  inputs.index_k = sources->find_f32("index_k", options.index_k, 2, "[KV tokens, index_dim]");
+  inputs.q = sources->require_numbers("q", options.q, 3, "[tokens, query heads, head_dim]");
+  inputs.k = sources->require_numbers("k", options.k, 3, "[KV tokens, KV heads, head_dim]");
+  if (wants_v) inputs.v = sources->require_numbers("v", options.v, 3, "[KV tokens, KV heads, head_dim]");
+  inputs.index_q = sources->find_numbers("index_q", options.index_q, 3, "[tokens, KV heads, index_dim]");
+  inputs.index_k = sources->find_numbers("index_k", options.index_k, 2, "[KV tokens, index_dim]");
   if (inputs.index_q.has_value() != inputs.index_k.has_value()) {
     throw Error(fmt::format("{} is given without {}", inputs.index_q ? "index_q" : "index_k",
                             inputs.index_q ? "index_k" : "index_q"));
@@ -121,6 +121,8 @@ Inputs load_inputs(const InputOptions& options, bool wants_v) {
   problem.num_q_heads = inputs.q.sizes[1];
   problem.num_kv_heads = inputs.k.sizes[1];
   problem.head_dim = inputs.q.sizes[2];
+  problem.q_dtype = inputs.q.dtype;
+  problem.kv_dtype = inputs.k.dtype;
   problem.kv_block_size = options.block;
   problem.causal = options.causal;
   problem.softmax_scale = scale_of(options, *sources, problem.head_dim);

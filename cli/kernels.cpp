@@ -23,7 +23,7 @@ struct KernelsCommand {
 void run(const KernelsCommand& command) {
   const bool has_problem = !command.problem.empty();
   const Problem problem = has_problem ? parse_problem("--for", command.problem) : Problem();
-  std::vector<std::string> headers = {"<kernel",     "<instructions", "<loop",       "<dtype",
+  std::vector<std::string> headers = {"<kernel",     "<instructions", "<loop",       "<keys in",     "<products in",
                                       "head_dim to", "tile rows",     "in steps of", "<this machine"};
   if (has_problem) headers.push_back("<runs the problem");
   Table table(headers);
@@ -35,6 +35,7 @@ void run(const KernelsCommand& command) {
                                       std::string(name_of(kernel.isa)),
                                       std::string(name_of(kernel.loop_order)),
                                       std::string(name_of(kernel.dtype)),
+                                      std::string(name_of(kernel.arithmetic)),
                                       std::to_string(kernel.max_head_dim),
                                       rows_or_none(kernel.tile_rows),
                                       rows_or_none(kernel.tile_row_step),
@@ -45,6 +46,7 @@ void run(const KernelsCommand& command) {
                 {"isa", name_of(kernel.isa)},
                 {"loop_order", name_of(kernel.loop_order)},
                 {"dtype", name_of(kernel.dtype)},
+                {"arithmetic", name_of(kernel.arithmetic)},
                 {"max_head_dim", kernel.max_head_dim},
                 {"tile_rows", kernel.available ? Json(kernel.tile_rows) : Json()},
                 {"tile_row_step", kernel.available ? Json(kernel.tile_row_step) : Json()},

@@ -62,8 +62,8 @@ std::optional<TensorView> TensorSources::find(const std::string& name, const std
   return files_.front().at(prefix_ + name);
 }
 
-std::optional<TensorView> TensorSources::find_f32(const std::string& name, const std::string& own_file, int num_dims,
-                                                  const std::string& shape) {
+std::optional<TensorView> TensorSources::find_numbers(const std::string& name, const std::string& own_file,
+                                                      int num_dims, const std::string& shape) {
   const std::optional<TensorView> view = find(name, own_file);
   if (!view) return std::nullopt;
   const std::string& path = own_file.empty() ? path_ : own_file;
@@ -72,12 +72,12 @@ std::optional<TensorView> TensorSources::find_f32(const std::string& name, const
   }
   switch (view->dtype) {
     case DType::f32:
-      if (view->strides[static_cast<size_t>(num_dims) - 1] == 1) return view;
-      [[fallthrough]];
-    case DType::f64:
     case DType::f16:
     case DType::bf16:
     case DType::f8_e4m3:
+      if (view->strides[static_cast<size_t>(num_dims) - 1] == 1) return view;
+      [[fallthrough]];
+    case DType::f64:
       widened_.push_back(to_f32(*view));
       return widened_.back().view();
     default:
@@ -85,9 +85,9 @@ std::optional<TensorView> TensorSources::find_f32(const std::string& name, const
   }
 }
 
-TensorView TensorSources::require_f32(const std::string& name, const std::string& own_file, int num_dims,
-                                      const std::string& shape) {
-  if (const std::optional<TensorView> view = find_f32(name, own_file, num_dims, shape)) return *view;
+TensorView TensorSources::require_numbers(const std::string& name, const std::string& own_file, int num_dims,
+                                          const std::string& shape) {
+  if (const std::optional<TensorView> view = find_numbers(name, own_file, num_dims, shape)) return *view;
   if (path_.empty()) throw UsageError(fmt::format("no {}: give FILE or --{}", name, name));
   return files_.front().at(prefix_ + name);  // throws, and lists what there is
 }

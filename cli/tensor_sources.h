@@ -27,10 +27,12 @@ class TensorSources {
   // The tensor of that name: from `own_file` where that is not "", else from the file of all.
   std::optional<TensorView> find(const std::string& name, const std::string& own_file);
 
-  // The same as f32 with an inner stride of 1: narrower floats are widened, f64 is rounded.
-  std::optional<TensorView> find_f32(const std::string& name, const std::string& own_file, int num_dims,
-                                     const std::string& shape);
-  TensorView require_f32(const std::string& name, const std::string& own_file, int num_dims, const std::string& shape);
+  // The same with an inner stride of 1, as it is stored: f32, bf16, f16 or e4m3. f64 is rounded to f32, and what has
+  // another inner stride is copied to f32.
+  std::optional<TensorView> find_numbers(const std::string& name, const std::string& own_file, int num_dims,
+                                         const std::string& shape);
+  TensorView require_numbers(const std::string& name, const std::string& own_file, int num_dims,
+                             const std::string& shape);
 
   const std::string& prefix() const { return prefix_; }
   std::string metadata(const std::string& key) const;  // of the file of all; "" where there is none
