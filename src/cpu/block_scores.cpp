@@ -7,6 +7,7 @@
 #include <numbers>
 
 #include "base/rounding.h"
+#include "cpu/block_max.h"
 
 namespace tilesieve {
 
@@ -74,6 +75,13 @@ void BlockScorer::for_each_tile_and_block(const RowRun& run, const Visit& visit)
 }
 
 void BlockScorer::max_per_block(const RowRun& run, float* out, int64_t out_stride) {
+  if (const BlockMaxOps* ops = block_max_ops(isa_, run.dtype, run.keys.dtype)) {
+    const BlockMaxItem item = {run.rows.data(), run.visible.data(), run.dtype, run.num_rows(),
+                               run.head_dim,    run.max_visible(),  run.keys,  run.kv_block_size};
+    const int64_t bytes = ops->scratch_bytes(item.num_rows, item.dim, item.kv_block_size);
+    float* scratch = buffer(kQueries, ceil_div(bytes, sizeof(float)));
+    return ops->max_per_block(item, out, out_stride, reinterpret_cast<uint8_t*>(scratch));
+  }
   load_tiles(run);
   float* largest = buffer(kM, stats_.rows_per_tile);
   for_each_tile_and_block(run, [&](int64_t first, int num_rows, const float* q_t, int64_t block, const F32Rows& keys,

@@ -37,7 +37,7 @@ F32Rows f32_rows(const BlockStats& stats, DType dtype, const uint8_t* source, in
 // Scratch of one thread, grown on demand. A block of keys is widened once for all tiles of a run.
 class BlockScorer {
  public:
-  explicit BlockScorer(Isa isa) : stats_(block_stats(isa)) {}
+  explicit BlockScorer(Isa isa) : isa_(isa), stats_(block_stats(isa)) {}
   const BlockStats& stats() const { return stats_; }
 
   // out[r * out_stride + b] = largest visible score of row r in block b, for every block that row sees a key of.
@@ -57,6 +57,7 @@ class BlockScorer {
   enum Slot : size_t { kQueries, kWideRows, kWideKeys, kScores, kM, kL, kNumSlots };
   float* buffer(Slot slot, int64_t floats);
 
+  Isa isa_;
   const BlockStats& stats_;
   struct Buffer {
     AlignedArray<float> memory;

@@ -13,11 +13,13 @@
 #endif
 
 #include "base/fail.h"
+#include "cpu/block_max.h"
 #include "cpu/block_stats.h"
 
 namespace tilesieve {
 
 TILESIEVE_VECTOR_TABLE(BlockStats, kBlockStats)
+TILESIEVE_IF_X86(TILESIEVE_DECLARE_IN(amx, BlockMaxOps, kBlockMaxOps))
 
 namespace {
 
@@ -116,6 +118,15 @@ Isa vector_isa(Isa isa) {
   if (isa == Isa::best) isa = available_isas().back();
   check_available(isa);
   return std::min(isa, Isa::avx512);
+}
+
+const BlockMaxOps* block_max_ops(Isa isa, DType rows, DType keys) {
+#if defined(TILESIEVE_HAS_amx)
+  const auto exact = [](DType dtype) { return dtype == DType::bf16 || dtype == DType::f8_e4m3; };
+  if (isa == Isa::best && is_available(Isa::amx)) isa = Isa::amx;
+  if (isa == Isa::amx && exact(rows) && exact(keys)) return &amx::kBlockMaxOps;
+#endif
+  return nullptr;
 }
 
 const BlockStats& block_stats(Isa isa) { return TILESIEVE_VECTOR_PICK(isa, kBlockStats); }

@@ -13,31 +13,10 @@
 // after.
 #pragma once
 
-#include <immintrin.h>
-
 #include "attend/cpu/loop_forms.h"
+#include "cpu/amx_tiles.h"
 
 namespace tilesieve::TILESIEVE_ISA {
-
-inline constexpr int kTileSide = 16;   // rows of a tile, and columns of 32 bits
-inline constexpr int kTilePairs = 32;  // bf16 in a row of a tile
-inline constexpr int64_t kTileBytes = 1024;
-
-// The layout that LDTILECFG reads: palette 1, eight tiles of 16 rows of 64 bytes.
-struct alignas(64) TileConfig {
-  uint8_t palette = 1, start_row = 0, reserved[14] = {};
-  uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
-  uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
-};
-
-TILESIEVE_INLINE void configure_tiles() {
-  const TileConfig config;
-  _tile_loadconfig(&config);
-}
-TILESIEVE_INLINE void release_tiles() { _tile_release(); }
-
-// Stores before are seen by tile loads after: the compiler does not know that those read memory.
-TILESIEVE_INLINE void order_stores_before_tiles() { asm volatile("" ::: "memory"); }
 
 // 2^x for x <= 0, to 3e-6: the weights are rounded to bf16 next. f = x - floor(x) lies in [0, 1), coefficients fitted
 // by Lawson's iteration on the relative error. -inf gives 0, NaN stays NaN.
@@ -82,8 +61,8 @@ struct AmxEngine {
     int num_rows;
   };
 
-  static int64_t channels(int64_t head_dim) { return (head_dim + kTilePairs - 1) / kTilePairs * kTilePairs; }
-  static int64_t padded_keys(int64_t num_keys) { return (num_keys + kTilePairs - 1) / kTilePairs * kTilePairs; }
+  static int64_t channels(int64_t head_dim) { return round_to_pairs(head_dim); }
+  static int64_t padded_keys(int64_t num_keys) { return round_to_pairs(num_keys); }
 
   static int64_t tile_bytes(int64_t head_dim) {
     return kRowsPerTile * (channels(head_dim) * (2 + int64_t{sizeof(float)}) + 2 * int64_t{sizeof(float)});
@@ -229,40 +208,12 @@ struct AmxEngine {
     if (c < head_dim) take(c, static_cast<__mmask16>((1u << (head_dim - c)) - 1u));
   }
 
-  // bf16 of 32 channels from c on, 0 past head_dim.
-  TILESIEVE_INLINE static __m512i load_bf16s(DType dtype, const uint8_t* row, int64_t c, int64_t head_dim) {
-    const int64_t count = smaller(head_dim - c, kTilePairs);
-    const __mmask32 mask = static_cast<__mmask32>(~uint64_t{0} >> (64 - count));
-    if (dtype == DType::bf16) return _mm512_maskz_loadu_epi16(mask, row + 2 * c);
-    return bf16_from_e4m3(_mm256_maskz_loadu_epi8(mask, row + c));
-  }
-
-  // The exponent is re-biased in place; the eight numbers of exponent 0, and NaN, come from a table.
-  TILESIEVE_INLINE static __m512i bf16_from_e4m3(__m256i stored) {
-    const __m512i x = _mm512_cvtepu8_epi16(stored);
-    const __m512i magnitude = _mm512_and_si512(x, _mm512_set1_epi16(0x7f));
-    const __m512i normal = _mm512_add_epi16(_mm512_slli_epi16(magnitude, 4), _mm512_set1_epi16(120 << 7));
-    const __m512i small =
-        _mm512_permutexvar_epi16(magnitude, _mm512_set4_epi64(0, 0, 0x3c603c403c203c00, 0x3bc03b803b000000));
-    const __m512i finite =
-        _mm512_mask_mov_epi16(normal, _mm512_cmplt_epu16_mask(magnitude, _mm512_set1_epi16(8)), small);
-    const __m512i either = _mm512_mask_mov_epi16(finite, _mm512_cmpeq_epi16_mask(magnitude, _mm512_set1_epi16(0x7f)),
-                                                 _mm512_set1_epi16(0x7fc0));
-    return _mm512_or_si512(either, _mm512_slli_epi16(_mm512_and_si512(x, _mm512_set1_epi16(0x80)), 8));
-  }
-
   static void arrange_keys(const StoredKeys& k, int64_t block, int64_t num_keys, int64_t head_dim, uint8_t* tiles) {
     const uint8_t* first = k.block(block);
     for (int64_t j = 0; j < padded_keys(num_keys); j += kTileSide) {
       for (int64_t c = 0; c < head_dim; c += kTilePairs) {
-        Vec::Reg rows[kTileSide];
-        for (int i = 0; i < kTileSide; ++i) {
-          rows[i] = j + i < num_keys
-                        ? _mm512_castsi512_ps(load_bf16s(k.dtype, first + (j + i) * k.key_stride, c, head_dim))
-                        : Vec::zero();
-        }
-        Vec::transpose(rows);
-        for (int i = 0; i < kTileSide; ++i) Vec::store(reinterpret_cast<float*>(tiles + 64 * i), rows[i]);
+        store_transposed_tile(k.dtype, num_keys - j, c, head_dim, tiles,
+                              [&](int i) { return first + (j + i) * k.key_stride; });
         tiles += kTileBytes;
       }
     }
