@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <limits>
 #include <numeric>
 
@@ -26,10 +27,30 @@ const char* const kLines[] = {
     "hq=2 hkv=2 d=8 q=30,4 kv=9,0 block=8 topk=1",
 };
 
+// As kLines, stored in other formats.
+const char* const kStoredLines[] = {
+    "hq=4 hkv=2 d=16 q=50 kv=130 block=8 topk=4 dtype=bf16",
+    "hq=6 hkv=2 d=24 q=20,0,31 kv=40,17,90 block=16 topk=3 dtype=f16 qdtype=f32",
+    "hq=3 hkv=1 d=64 q=40 kv=100 block=8 topk=5 causal=0 dtype=e4m3 qdtype=bf16",
+    "hq=2 hkv=2 d=8 q=30,4 kv=9,0 block=8 topk=1 dtype=e4m3",
+};
+
+RouteInputs route_inputs(const Case& c) {
+  const AttentionInputs inputs = c.inputs();
+  return {inputs.q, inputs.k, {}, {}, inputs.block_table, inputs.q_scale, inputs.k_scale};
+}
+
+// A factor for every KV head, or one for all.
+Tensor scale(std::vector<float> factors) {
+  Tensor tensor(DType::f32, {static_cast<int64_t>(factors.size())});
+  std::copy(factors.begin(), factors.end(), tensor.as<float>());
+  return tensor;
+}
+
 // The definitions of the header, row by row in float64.
 Mass reference_mass(const Case& c, const RouteOptions& options, int64_t sample_every) {
   const Problem& p = c.problem;
-  const auto masses = reference_masses(p, c.q.view(), c.k.view());
+  const auto masses = reference_masses(p, route_inputs(c));
   Mass all;
   double kept = 0, visible = 0;
   for (int64_t h = 0; h < p.num_kv_heads; ++h) {
@@ -92,7 +113,43 @@ Mass reference_mass(const Case& c, const RouteOptions& options, int64_t sample_e
 
 Mass measure(const Case& c, const RouteOptions& options, int64_t sample_every = 1, const Execution& execution = {}) {
   const BlockIndex routes[] = {c.block_index.view()};
-  return measure_mass(c.problem, c.q.view(), c.k.view(), routes, options, sample_every, execution)[0];
+  return measure_mass(c.problem, route_inputs(c), routes, options, sample_every, execution)[0];
+}
+
+void expect_float64(const Case& c, const RouteOptions& options, int64_t sample_every) {
+  const Mass want = reference_mass(c, options, sample_every);
+  for (Isa isa : available_isas()) {
+    SCOPED_TRACE(c.problem.to_line() + " sample_every " + std::to_string(sample_every) + " " +
+                 std::string(name_of(isa)));
+    const Mass got = measure(c, options, sample_every, {2, isa});
+    EXPECT_NEAR(got.mass, want.mass, 1e-6);
+    EXPECT_NEAR(got.floor, want.floor, 1e-6);
+    EXPECT_NEAR(got.ceiling, want.ceiling, 1e-6);
+    EXPECT_NEAR(got.recall, want.recall, 1e-9);
+    EXPECT_NEAR(got.kept_blocks, want.kept_blocks, 1e-12);
+    EXPECT_EQ(got.num_rows, want.num_rows);
+    ASSERT_EQ(got.mass_per_head.size(), want.mass_per_head.size());
+    for (size_t h = 0; h < want.mass_per_head.size(); ++h) {
+      EXPECT_NEAR(got.mass_per_head[h], want.mass_per_head[h], 1e-6);
+      EXPECT_NEAR(got.floor_per_head[h], want.floor_per_head[h], 1e-6);
+      EXPECT_NEAR(got.ceiling_per_head[h], want.ceiling_per_head[h], 1e-6);
+    }
+    EXPECT_LE(got.floor, got.ceiling + 1e-12);
+    EXPECT_LE(got.mass, got.ceiling + 1e-12);
+    EXPECT_LE(got.ceiling, 1 + 1e-6);
+  }
+}
+
+void expect_same_bits(const Mass& got, const Mass& want) {
+  EXPECT_EQ(got.mass, want.mass);
+  EXPECT_EQ(got.floor, want.floor);
+  EXPECT_EQ(got.ceiling, want.ceiling);
+  EXPECT_EQ(got.recall, want.recall);
+  EXPECT_EQ(got.kept_blocks, want.kept_blocks);
+  EXPECT_EQ(got.num_rows, want.num_rows);
+  EXPECT_EQ(got.mass_per_head, want.mass_per_head);
+  EXPECT_EQ(got.floor_per_head, want.floor_per_head);
+  EXPECT_EQ(got.ceiling_per_head, want.ceiling_per_head);
 }
 
 TEST(Mass, EqualsFloat64) {
@@ -104,27 +161,44 @@ TEST(Mass, EqualsFloat64) {
         ++seed;
         const Case c =
             make_case(Problem::parse(line), seed, Values::normal, kLayouts[seed % 4], kIndexLayouts[seed % 3]);
-        const Mass want = reference_mass(c, options, sample_every);
-        for (Isa isa : available_isas()) {
-          SCOPED_TRACE(c.problem.to_line() + " sample_every " + std::to_string(sample_every) + " " +
-                       std::string(name_of(isa)));
-          const Mass got = measure(c, options, sample_every, {2, isa});
-          EXPECT_NEAR(got.mass, want.mass, 1e-6);
-          EXPECT_NEAR(got.floor, want.floor, 1e-6);
-          EXPECT_NEAR(got.ceiling, want.ceiling, 1e-6);
-          EXPECT_NEAR(got.recall, want.recall, 1e-9);
-          EXPECT_NEAR(got.kept_blocks, want.kept_blocks, 1e-12);
-          EXPECT_EQ(got.num_rows, want.num_rows);
-          ASSERT_EQ(got.mass_per_head.size(), want.mass_per_head.size());
-          for (size_t h = 0; h < want.mass_per_head.size(); ++h) {
-            EXPECT_NEAR(got.mass_per_head[h], want.mass_per_head[h], 1e-6);
-            EXPECT_NEAR(got.floor_per_head[h], want.floor_per_head[h], 1e-6);
-            EXPECT_NEAR(got.ceiling_per_head[h], want.ceiling_per_head[h], 1e-6);
-          }
-          EXPECT_LE(got.floor, got.ceiling + 1e-12);
-          EXPECT_LE(got.mass, got.ceiling + 1e-12);
-          EXPECT_LE(got.ceiling, 1 + 1e-6);
-        }
+        expect_float64(c, options, sample_every);
+      }
+    }
+  }
+}
+
+// Narrow formats, pages among garbage, and scales.
+TEST(Mass, EqualsFloat64HoweverStored) {
+  for (const char* line : kStoredLines) {
+    for (size_t i = 0; i < 4; ++i) {
+      Case c = make_case(Problem::parse(line), 25, Values::normal, kLayouts[i], kIndexLayouts[i % 3]);
+      const bool per_head = i % 2 == 0 && c.problem.num_kv_heads == 2;
+      c.q_scale = per_head ? scale({1.5f, 0.2f}) : scale({0.7f});
+      c.k_scale = per_head ? scale({1.3f}) : scale(std::vector<float>(static_cast<size_t>(c.problem.num_kv_heads), 3));
+      expect_float64(c, {Router::index, 1, 0, 0}, 3);
+      page(c, kPagings[i]);
+      expect_float64(c, {Router::index, 2, 1, 0}, 1);
+    }
+  }
+}
+
+TEST(Mass, StorageAndPagesChangeNoBit) {
+  for (const char* line : kStoredLines) {
+    Case c = make_case(Problem::parse(line), 26);
+    Problem wide_problem = c.problem;
+    wide_problem.q_dtype = wide_problem.kv_dtype = DType::f32;
+    const Case wide = make_case(wide_problem, 26);
+    copy_numbers(c.q, wide.q);
+    copy_numbers(c.k, wide.k);
+    const BlockIndex routes[] = {c.block_index.view()};
+    for (Isa isa : available_isas()) {
+      SCOPED_TRACE(std::string(line) + " " + std::string(name_of(isa)));
+      const Mass want = measure_mass(wide.problem, route_inputs(wide), routes, {}, 1, {2, isa})[0];
+      c.pages = {};
+      expect_same_bits(measure(c, {}, 1, {2, isa}), want);
+      for (Paging paging : kPagings) {
+        page(c, paging, 27);
+        expect_same_bits(measure(c, {}, 1, {2, isa}), want);
       }
     }
   }
@@ -134,14 +208,7 @@ TEST(Mass, ThreadsChangeNoBit) {
   const Case c = make_case("hq=4 hkv=2 d=16 q=300,20 kv=400,30 block=8 topk=4", 31);
   for (Isa isa : available_isas()) {
     const Mass one = measure(c, {}, 1, {1, isa});
-    for (int threads : {2, 3}) {
-      const Mass other = measure(c, {}, 1, {threads, isa});
-      EXPECT_EQ(other.mass, one.mass);
-      EXPECT_EQ(other.floor, one.floor);
-      EXPECT_EQ(other.ceiling, one.ceiling);
-      EXPECT_EQ(other.recall, one.recall);
-      EXPECT_EQ(other.mass_per_head, one.mass_per_head);
-    }
+    for (int threads : {2, 3}) expect_same_bits(measure(c, {}, 1, {threads, isa}), one);
   }
 }
 
@@ -151,12 +218,12 @@ TEST(Mass, SeveralRoutesInOnePass) {
   const Mass first = measure(c, {});
   const OwnedIndex full(c.problem, full_rows(c.problem), 20);
   const BlockIndex routes[] = {full.view(), c.block_index.view(), full.view()};
-  const std::vector<Mass> all = measure_mass(c.problem, c.q.view(), c.k.view(), routes, {});
+  const std::vector<Mass> all = measure_mass(c.problem, route_inputs(c), routes, {});
   ASSERT_EQ(all.size(), 3u);
   EXPECT_EQ(all[1].mass, first.mass);
   EXPECT_EQ(all[1].ceiling, first.ceiling);
   EXPECT_EQ(all[0].mass, all[2].mass);
-  EXPECT_TRUE(measure_mass(c.problem, c.q.view(), c.k.view(), {}, {}).empty());
+  EXPECT_TRUE(measure_mass(c.problem, route_inputs(c), {}, {}).empty());
 }
 
 TEST(Mass, AFullBudgetKeepsEverything) {
@@ -181,13 +248,13 @@ TEST(Mass, OfTheOracleIsItsCeilingAndGrowsWithTheBudget) {
     double last = 0, last_random = 0;
     for (int64_t top_k = 1; top_k <= 25; top_k += top_k < 4 ? 1 : 7) {
       c.problem.top_k = top_k;
-      const RouteInputs inputs = {c.q.view(), c.k.view(), {}, {}};
+      const RouteInputs inputs = route_inputs(c);
       const Tensor picks = route(c.problem, inputs, options, {2, isa});
       RouteOptions random = options;
       random.router = Router::random;
       const Tensor random_picks = route(c.problem, inputs, random, {2, isa});
       const BlockIndex routes[] = {BlockIndex::from(picks.view()), BlockIndex::from(random_picks.view())};
-      const std::vector<Mass> mass = measure_mass(c.problem, c.q.view(), c.k.view(), routes, options, 1, {2, isa});
+      const std::vector<Mass> mass = measure_mass(c.problem, route_inputs(c), routes, options, 1, {2, isa});
       SCOPED_TRACE(std::string(name_of(isa)) + " topk " + std::to_string(top_k));
       EXPECT_EQ(mass[0].mass, mass[0].ceiling);
       EXPECT_EQ(mass[0].recall, 1);
@@ -215,7 +282,7 @@ TEST(Mass, FloorIsTheExpectationOfRandomRoutes) {
     picks.push_back(route(c.problem, {}, options));
     routes.push_back(BlockIndex::from(picks.back().view()));
   }
-  const std::vector<Mass> masses = measure_mass(c.problem, c.q.view(), c.k.view(), routes, options);
+  const std::vector<Mass> masses = measure_mass(c.problem, route_inputs(c), routes, options);
   double sum = 0, squares = 0;
   for (const Mass& mass : masses) {
     EXPECT_NEAR(mass.floor, masses[0].floor, 1e-12) << "the same for every route of that size";
@@ -231,14 +298,38 @@ TEST(Mass, FloorIsTheExpectationOfRandomRoutes) {
 TEST(Mass, RefusalsNameTheArgument) {
   const Case c = make_case("hq=4 hkv=2 d=16 q=5 kv=20 block=8 topk=2", 36);
   const BlockIndex routes[] = {c.block_index.view()};
-  EXPECT_THAT(error_of([&] { measure_mass(c.problem, c.k.view(), c.k.view(), routes, {}); }), HasSubstr("q: "));
-  EXPECT_THAT(error_of([&] { measure_mass(c.problem, c.q.view(), c.q.view(), routes, {}); }), HasSubstr("k: "));
-  EXPECT_THAT(error_of([&] { measure_mass(c.problem, c.q.view(), c.k.view(), routes, {}, 0); }),
+  const auto refusal = [&](const std::function<void(RouteInputs&)>& spoil) {
+    RouteInputs inputs = route_inputs(c);
+    spoil(inputs);
+    return error_of([&] { measure_mass(c.problem, inputs, routes, {}); });
+  };
+  EXPECT_THAT(refusal([](RouteInputs& i) { i.q = i.k; }), HasSubstr("q: "));
+  EXPECT_THAT(refusal([](RouteInputs& i) { i.k = i.q; }), HasSubstr("k: "));
+  EXPECT_THAT(refusal([](RouteInputs& i) { i.q.dtype = DType::f8_e5m2; }), AllOf(HasSubstr("q: "), HasSubstr("e5m2")));
+  EXPECT_THAT(refusal([](RouteInputs& i) { i.k.dtype = DType::bf16; }), AllOf(HasSubstr("k: "), HasSubstr("bf16")));
+  const Tensor table(DType::i32, {1, 3}), one_page(DType::f32, {1, 8, 2, 16}), zero = scale({0});
+  EXPECT_THAT(refusal([&](RouteInputs& i) { i.block_table = table.view(); }), HasSubstr("k: "));
+  EXPECT_EQ(refusal([&](RouteInputs& i) {
+              table.as<int32_t>()[1] = 1;
+              i.k = one_page.view();
+              i.block_table = table.view();
+            }),
+            "block_table: block 1 of sequence 0 is page 1, expected 0 to 0");
+  EXPECT_THAT(refusal([&](RouteInputs& i) { i.q_scale = zero.view(); }), HasSubstr("q_scale: "));
+  EXPECT_THAT(refusal([&](RouteInputs& i) { i.k_scale = zero.view(); }), HasSubstr("k_scale: "));
+  EXPECT_THAT(error_of([&] { measure_mass(c.problem, route_inputs(c), routes, {}, 0); }),
               AllOf(HasSubstr("sample_every"), HasSubstr("0")));
   BlockIndex bad = c.block_index.view();
   bad.num_q_rows = 4;
   const BlockIndex bad_routes[] = {bad};
-  EXPECT_THAT(error_of([&] { measure_mass(c.problem, c.q.view(), c.k.view(), bad_routes, {}); }), HasSubstr("routes"));
+  EXPECT_THAT(error_of([&] { measure_mass(c.problem, route_inputs(c), bad_routes, {}); }), HasSubstr("routes"));
+}
+
+TEST(Mass, SamplesNoFartherThanTheSequenceReaches) {
+  const Case c = make_case("hq=2 hkv=1 d=8 q=5,3 kv=9,30 block=8 topk=2", 38);
+  for (int64_t sample_every : {int64_t{5}, std::numeric_limits<int64_t>::max()}) {
+    EXPECT_EQ(measure(c, {}, sample_every).num_rows, 2) << "the last token of each";
+  }
 }
 
 TEST(Mass, NothingVisibleIsNothingMeasured) {

@@ -22,34 +22,6 @@ using ::testing::HasSubstr;
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
-struct RouteCase {
-  Problem problem;
-  GuardedTensor q, k, index_q, index_k;
-  RouteInputs inputs() const {
-    RouteInputs inputs = {q.view(), k.view(), index_q.view(), index_k.view()};
-    inputs.index_k.num_dims = 2;
-    inputs.index_k.sizes = {index_k.view().sizes[0], index_k.view().sizes[2]};
-    inputs.index_k.strides = {index_k.view().strides[0], 1};
-    return inputs;
-  }
-};
-
-constexpr int64_t kIndexDim = 24;
-
-RouteCase route_case(const std::string& line, Layout layout, const std::function<float()>& query,
-                     const std::function<float()>& key) {
-  const Problem p = Problem::parse(line);
-  RouteCase c{p, GuardedTensor({p.total_q(), p.num_q_heads, p.head_dim}, layout),
-              GuardedTensor({p.total_kv(), p.num_kv_heads, p.head_dim}, layout),
-              GuardedTensor({p.total_q(), p.num_kv_heads, kIndexDim}, layout),
-              GuardedTensor({p.total_kv(), 1, kIndexDim}, layout)};
-  c.q.fill(query);
-  c.k.fill(key);
-  c.index_q.fill(query);
-  c.index_k.fill(key);
-  return c;
-}
-
 // Small integers: every product, sum and mean is exact in f32. Keys are multiples of 840, which 1 to 8 divide, so that
 // means over the visible keys of a cut block are exact too; few values make many ties.
 RouteCase exact_case(const std::string& line, uint32_t seed, Layout layout = Layout::packed) {
@@ -59,29 +31,9 @@ RouteCase exact_case(const std::string& line, uint32_t seed, Layout layout = Lay
       [&] { return static_cast<float>(840 * (static_cast<int>(random() % 3) - 1)); });
 }
 
-RouteCase normal_case(const std::string& line, uint32_t seed) {
-  std::mt19937 random(seed);
-  std::normal_distribution<float> normal;
-  return route_case(line, Layout::packed, [&] { return normal(random); }, [&] { return normal(random); });
-}
-
 std::vector<std::vector<int32_t>> picks_of(const RouteCase& c, const RouteOptions& options,
                                            const Execution& execution = {}) {
   return rows_of(BlockIndex::from(route(c.problem, c.inputs(), options, execution).view()));
-}
-
-std::vector<Execution> executions() {
-  std::vector<Execution> all;
-  for (Isa isa : available_isas()) {
-    for (int threads : {1, 2, 3}) all.push_back({threads, isa});
-  }
-  return all;
-}
-
-std::string trace(const RouteCase& c, const RouteOptions& options, const Execution& execution) {
-  return std::string(name_of(options.router)) + " local " + std::to_string(options.local_blocks) + " init " +
-         std::to_string(options.init_blocks) + " " + std::string(name_of(execution.isa)) + " threads " +
-         std::to_string(execution.num_threads) + " | " + c.problem.to_line();
 }
 
 const RouteOptions kForcings[] = {{Router::index, 1, 0, 0}, {Router::index, 0, 0, 0}, {Router::index, 2, 1, 0},
@@ -140,7 +92,7 @@ TEST(RouteOracle, SameIdsAsFloat64OnPowersOfTwo) {
 }
 
 TEST(RouteRounded, NoPickIsBelowTheTrueKthByMoreThanRounding) {
-  for (Router router : {Router::index, Router::qk_max, Router::mean_pool, Router::oracle}) {
+  for (Router router : kScoring) {
     for (const char* line :
          {"hq=6 hkv=2 d=64 q=60 kv=400 block=16 topk=8", "hq=3 hkv=1 d=72 q=50,20 kv=99,300 block=24 topk=4",
           "hq=16 hkv=1 d=128 q=30 kv=500 block=8 topk=16 causal=0"}) {
@@ -293,7 +245,7 @@ TEST(Route, NanInAKeyHidesItsBlockAndNoOther) {
 
 // NaN behind the keys that a query sees (block 12 is cut by positions 100 to 119) and in its own future blocks.
 TEST(Route, NanInTheFutureChangesNothing) {
-  for (Router router : {Router::index, Router::qk_max, Router::mean_pool, Router::oracle}) {
+  for (Router router : kScoring) {
     RouteOptions options;
     options.router = router;
     options.local_blocks = 0;
@@ -318,7 +270,7 @@ TEST(Route, ASequenceAloneAndInsideABatch) {
   Problem alone = batch.problem;
   alone.q_lens = {40};
   alone.kv_lens = {90};
-  for (Router router : {Router::index, Router::qk_max, Router::mean_pool, Router::oracle}) {
+  for (Router router : kScoring) {
     RouteOptions options;
     options.router = router;
     for (const Execution& execution : executions()) {
@@ -399,7 +351,7 @@ TEST(RouteRandom, KeepsForcedBlocksAndSeesNoFuture) {
 }
 
 TEST(Route, StridesChangeNothing) {
-  for (Router router : {Router::index, Router::qk_max, Router::mean_pool, Router::oracle}) {
+  for (Router router : kScoring) {
     RouteOptions options;
     options.router = router;
     const std::string line = "hq=4 hkv=2 d=16 q=30,4 kv=100,60 block=8 topk=4";
@@ -439,8 +391,6 @@ TEST(Route, RefusalsNameTheArgument) {
     EXPECT_EQ(error_of([&] { route_scores(c.problem, inputs, options); }), text);
     return text;
   };
-  EXPECT_THAT(refusal(Router::index, [](RouteInputs& i, RouteOptions&) { i.index_q.dtype = DType::bf16; }),
-              AllOf(HasSubstr("index_q: "), HasSubstr("bf16")));
   EXPECT_THAT(refusal(Router::index, [](RouteInputs& i, RouteOptions&) { i.index_k = {}; }), HasSubstr("index_k: "));
   EXPECT_THAT(refusal(Router::index, [](RouteInputs& i, RouteOptions&) { i.index_k.sizes[1] = 20; }),
               AllOf(HasSubstr("index_k: "), HasSubstr("multiple of 8")));

@@ -3,26 +3,28 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <limits>
+#include <numeric>
+
+#include "stored_numbers.h"
 
 namespace tilesieve::testing {
 
 namespace {
 
-double at(const TensorView& x, int64_t i, int64_t j, int64_t c) {
-  return static_cast<double>(static_cast<const float*>(x.data)[i * x.strides[0] + j * x.strides[1] + c * x.strides[2]]);
+AttentionInputs queries_and_keys(const RouteInputs& inputs) {
+  return {inputs.q, inputs.k, inputs.k, inputs.block_table, inputs.q_scale, inputs.k_scale, {}};
 }
 
-// The mean query of a group.
-std::vector<double> mean_query(const Problem& p, const TensorView& q, int64_t token, int64_t kv_head) {
-  std::vector<double> mean(static_cast<size_t>(p.head_dim), 0);
-  const int64_t group = p.group_size();
-  for (int64_t d = 0; d < p.head_dim; ++d) {
-    for (int64_t g = 0; g < group; ++g) {
-      mean[static_cast<size_t>(d)] += at(q, token, kv_head * group + g, d) / static_cast<double>(group);
-    }
-  }
-  return mean;
+// Headless keys as keys that all heads share.
+TensorView with_heads(TensorView keys, int64_t num_heads) {
+  const int inner = keys.num_dims++;
+  keys.sizes[inner] = keys.sizes[inner - 1];
+  keys.strides[inner] = keys.strides[inner - 1];
+  keys.sizes[inner - 1] = num_heads;
+  keys.strides[inner - 1] = 0;
+  return keys;
 }
 
 int64_t position_of(const Problem& p, int64_t q) {
@@ -33,20 +35,21 @@ int64_t position_of(const Problem& p, int64_t q) {
 
 }  // namespace
 
-std::vector<std::vector<double>> reference_masses(const Problem& p, const TensorView& q, const TensorView& k) {
+std::vector<std::vector<double>> reference_masses(const Problem& p, const RouteInputs& inputs) {
+  const Numbers numbers = numbers_of(p, queries_and_keys(inputs));
   std::vector<std::vector<double>> masses;
   for (int64_t h = 0; h < p.num_kv_heads; ++h) {
+    const double scale = p.scale() * numbers.logit_scale[static_cast<size_t>(h)];
     for (int64_t t = 0; t < p.total_q(); ++t) {
       masses.emplace_back(static_cast<size_t>(num_visible_blocks(p, t)), 0);
       const int64_t keys = num_visible_keys(p, t), first = first_key_of(p, t);
       for (int64_t g = 0; g < p.group_size(); ++g) {
+        const float* query = numbers.q.data() + (t * p.num_q_heads + h * p.group_size() + g) * p.head_dim;
         std::vector<double> scores;
         for (int64_t j = 0; j < keys; ++j) {
-          double dot = 0;
-          for (int64_t d = 0; d < p.head_dim; ++d) {
-            dot += at(q, t, h * p.group_size() + g, d) * at(k, first + j, h, d);
-          }
-          scores.push_back(dot * p.scale());
+          const float* key = numbers.k.data() + ((first + j) * p.num_kv_heads + h) * p.head_dim;
+          scores.push_back(scale * std::inner_product(query, query + p.head_dim, key, 0.0, std::plus<double>(),
+                                                      std::multiplies<double>()));
         }
         const double largest = scores.empty() ? 0 : *std::max_element(scores.begin(), scores.end());
         double sum = 0;
@@ -61,33 +64,34 @@ std::vector<std::vector<double>> reference_masses(const Problem& p, const Tensor
   return masses;
 }
 
-std::vector<std::vector<double>> reference_scores(const Problem& p, const RouteInputs& inputs, Router router) {
-  if (router == Router::oracle) return reference_masses(p, inputs.q, inputs.k);
+std::vector<std::vector<double>> reference_scores(const Problem& problem, const RouteInputs& inputs, Router router) {
+  if (router == Router::oracle) return reference_masses(problem, inputs);
+  Problem p = problem;
+  AttentionInputs tensors = queries_and_keys(inputs);
+  if (router == Router::index) {
+    p.num_q_heads = p.num_kv_heads;
+    p.head_dim = inputs.index_q.sizes[2];
+    tensors.q = inputs.index_q;
+    tensors.k = tensors.v = with_heads(inputs.index_k, p.num_kv_heads);
+  }
+  const Numbers numbers = numbers_of(p, tensors);
   std::vector<std::vector<double>> all;
   for (int64_t h = 0; h < p.num_kv_heads; ++h) {
     for (int64_t t = 0; t < p.total_q(); ++t) {
-      const int64_t keys = num_visible_keys(p, t), first = first_key_of(p, t);
-      std::vector<double> query;
-      TensorView k = inputs.k;
-      int64_t k_head = h, dim = p.head_dim;
-      if (router == Router::index) {
-        k = inputs.index_k;  // [total_kv, index_dim] as [total_kv, 1, index_dim]
-        k.sizes = {k.sizes[0], 1, k.sizes[1]};
-        k.strides = {k.strides[0], 0, k.strides[1]};
-        k_head = 0;
-        dim = k.sizes[2];
-        for (int64_t d = 0; d < dim; ++d) query.push_back(at(inputs.index_q, t, h, d));
-      } else {
-        query = mean_query(p, inputs.q, t, h);
+      std::vector<double> query(static_cast<size_t>(p.head_dim), 0);  // mean of the group
+      const float* queries = numbers.q.data() + (t * p.num_q_heads + h * p.group_size()) * p.head_dim;
+      for (int64_t i = 0; i < p.group_size() * p.head_dim; ++i) {
+        query[static_cast<size_t>(i % p.head_dim)] += queries[i] / static_cast<double>(p.group_size());
       }
+      const int64_t keys = num_visible_keys(p, t), first = first_key_of(p, t);
       std::vector<double>& scores = all.emplace_back();
       for (int64_t begin = 0; begin < keys; begin += p.kv_block_size) {
         const int64_t end = std::min(begin + p.kv_block_size, keys);
         double largest = -std::numeric_limits<double>::infinity(), sum = 0;
         bool nan = false;
         for (int64_t j = begin; j < end; ++j) {
-          double dot = 0;
-          for (int64_t d = 0; d < dim; ++d) dot += query[static_cast<size_t>(d)] * at(k, first + j, k_head, d);
+          const float* key = numbers.k.data() + ((first + j) * p.num_kv_heads + h) * p.head_dim;
+          const double dot = std::inner_product(query.begin(), query.end(), key, 0.0);
           largest = std::max(largest, dot);
           sum += dot;
           nan = nan || std::isnan(dot);
@@ -98,6 +102,13 @@ std::vector<std::vector<double>> reference_scores(const Problem& p, const RouteI
     }
   }
   return all;
+}
+
+void copy_numbers(const GuardedTensor& from, const GuardedTensor& to) {
+  std::vector<float> numbers;
+  from.for_each([&](const Element& element) { numbers.push_back(element); });
+  auto next = numbers.begin();
+  to.for_each([&](const Element& element) { element = *next++; });
 }
 
 bool is_forced(const Problem& problem, int64_t q, int64_t block, const RouteOptions& options) {
@@ -128,6 +139,51 @@ std::vector<int32_t> reference_top_k(const Problem& problem, int64_t q, const st
   std::vector<int32_t> ids(order.begin(), order.end());
   ids.resize(static_cast<size_t>(problem.top_k), -1);
   return ids;
+}
+
+RouteInputs RouteCase::inputs() const {
+  return {q.view(), k.view(), index_q.view(), without_heads(index_k.view()), {}, {}, {}};
+}
+
+RouteCase route_case(const std::string& line, Layout layout, const std::function<float()>& query,
+                     const std::function<float()>& key) {
+  const Problem p = Problem::parse(line);
+  RouteCase c{p, GuardedTensor({p.total_q(), p.num_q_heads, p.head_dim}, layout, p.q_dtype),
+              GuardedTensor({p.total_kv(), p.num_kv_heads, p.head_dim}, layout, p.kv_dtype),
+              GuardedTensor({p.total_q(), p.num_kv_heads, kIndexDim}, layout, p.q_dtype),
+              GuardedTensor({p.total_kv(), 1, kIndexDim}, layout, p.kv_dtype)};
+  c.q.fill(query);
+  c.k.fill(key);
+  c.index_q.fill(query);
+  c.index_k.fill(key);
+  return c;
+}
+
+RouteCase normal_case(const std::string& line, uint32_t seed) {
+  std::mt19937 random(seed);
+  std::normal_distribution<float> normal;
+  return route_case(line, Layout::packed, [&] { return normal(random); }, [&] { return normal(random); });
+}
+
+TensorView without_heads(TensorView keys) {
+  const int inner = --keys.num_dims;
+  keys.sizes[inner - 1] = keys.sizes[inner];
+  keys.strides[inner - 1] = keys.strides[inner];
+  return keys;
+}
+
+std::vector<Execution> executions() {
+  std::vector<Execution> all;
+  for (Isa isa : available_isas()) {
+    for (int threads : {1, 2, 3}) all.push_back({threads, isa});
+  }
+  return all;
+}
+
+std::string trace(const RouteCase& c, const RouteOptions& options, const Execution& execution) {
+  return std::string(name_of(options.router)) + " local " + std::to_string(options.local_blocks) + " init " +
+         std::to_string(options.init_blocks) + " " + std::string(name_of(execution.isa)) + " threads " +
+         std::to_string(execution.num_threads) + " | " + c.problem.to_line();
 }
 
 }  // namespace tilesieve::testing
