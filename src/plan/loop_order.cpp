@@ -16,7 +16,7 @@ namespace {
 
 // Overlap is counted on this many runs of queries, on fewer where that would be more than so many picks.
 constexpr int64_t kSampledRuns = 32;
-constexpr int64_t kSampledPicks = 32768;
+constexpr int64_t kSampledPicks = 8192;
 
 // Cost of a tile of `rows` rows, in rows.
 double tile_cost(int64_t rows, const PlanOptions& options) {

@@ -4,6 +4,7 @@
 
 #include "base/fail.h"
 #include "base/parallel.h"
+#include "base/rounding.h"
 #include "tilesieve/plan.h"
 
 namespace tilesieve {
@@ -12,22 +13,35 @@ namespace {
 
 constexpr int64_t kRowsPerChunk = 256;
 
-// Appends the distinct ids of [0, num_visible) of one row, ascending.
-void clean_row(const BlockIndex& block_index, int64_t head, int64_t q, int64_t num_visible, std::vector<int32_t>& ids) {
-  const std::ptrdiff_t begin = static_cast<std::ptrdiff_t>(ids.size());
-  bool ascending = true;
-  int32_t last = -1;
-  for (int64_t slot = 0; slot < block_index.capacity; ++slot) {
-    const int32_t id = block_index.at(head, q, slot);
-    if (id < 0 || id >= num_visible) continue;
-    ascending = ascending && id > last;
-    last = id;
-    ids.push_back(id);
+// One row of a block index.
+struct Row {
+  const int32_t* ids;
+  int64_t stride, capacity, num_visible;
+
+  int32_t at(int64_t slot) const { return ids[slot * stride]; }
+  bool is_pick(int64_t slot) const { return at(slot) >= 0 && at(slot) < num_visible; }
+
+  // How many of the leading ids are clean already: picks, ascending, and nothing but -1 and the like behind them; -1
+  // where they are not. Routers write rows so.
+  int64_t num_clean() const {
+    int64_t count = 0;
+    for (int32_t last = -1; count < capacity && at(count) > last && at(count) < num_visible; ++count) last = at(count);
+    for (int64_t slot = count; slot < capacity; ++slot) {
+      if (is_pick(slot)) return -1;
+    }
+    return count;
   }
-  if (ascending) return;
-  std::sort(ids.begin() + begin, ids.end());
-  ids.erase(std::unique(ids.begin() + begin, ids.end()), ids.end());
-}
+
+  // The distinct picks, ascending.
+  void clean(std::vector<int32_t>& picks) const {
+    picks.clear();
+    for (int64_t slot = 0; slot < capacity; ++slot) {
+      if (is_pick(slot)) picks.push_back(at(slot));
+    }
+    std::sort(picks.begin(), picks.end());
+    picks.erase(std::unique(picks.begin(), picks.end()), picks.end());
+  }
+};
 
 }  // namespace
 
@@ -42,29 +56,42 @@ Selection select_blocks(const Problem& problem, const BlockIndex& block_index, i
     fail("block_index: capacity is {} and kv_block is {}", block_index.capacity,
          block_index.kv_block == nullptr ? "null" : "set");
   }
-  // Every chunk of rows is cleaned into its own list; the lists are then laid one after the other.
   const SequenceTable table(problem);
   const int64_t num_rows = problem.num_kv_heads * total_q;
-  const int64_t num_chunks = (num_rows + kRowsPerChunk - 1) / kRowsPerChunk;
-  std::vector<std::vector<int32_t>> chunk_ids(static_cast<size_t>(num_chunks));
+  const auto row_at = [&](int64_t row) {
+    return Row{block_index.kv_block + row / total_q * block_index.head_stride + row % total_q * block_index.row_stride,
+               block_index.slot_stride, block_index.capacity,
+               ceil_div(table.token(row % total_q).visible, problem.kv_block_size)};
+  };
+  // Once to count, once to write: the second pass finds the index in the cache.
+  const auto for_each_row = [&](const auto& body) {
+    parallel_for(num_threads, ceil_div(num_rows, kRowsPerChunk), [&](int, int64_t chunk) {
+      std::vector<int32_t> picks;
+      const int64_t end = std::min(num_rows, (chunk + 1) * kRowsPerChunk);
+      for (int64_t row = chunk * kRowsPerChunk; row < end; ++row) body(row, picks);
+    });
+  };
   Selection selection;
   selection.row_ptr.assign(static_cast<size_t>(num_rows + 1), 0);
-  parallel_for(num_threads, num_chunks, [&](int, int64_t chunk) {
-    std::vector<int32_t>& ids = chunk_ids[static_cast<size_t>(chunk)];
-    const int64_t end = std::min(num_rows, (chunk + 1) * kRowsPerChunk);
-    for (int64_t row = chunk * kRowsPerChunk; row < end; ++row) {
-      const size_t before = ids.size();
-      const int64_t visible = table.token(row % total_q).visible;
-      clean_row(block_index, row / total_q, row % total_q,
-                (visible + problem.kv_block_size - 1) / problem.kv_block_size, ids);
-      selection.row_ptr[static_cast<size_t>(row) + 1] = static_cast<int64_t>(ids.size() - before);
+  for_each_row([&](int64_t row, std::vector<int32_t>& picks) {
+    int64_t count = row_at(row).num_clean();
+    if (count < 0) {
+      row_at(row).clean(picks);
+      count = std::ssize(picks);
     }
+    selection.row_ptr[static_cast<size_t>(row) + 1] = count;
   });
   for (size_t row = 0; row < static_cast<size_t>(num_rows); ++row) selection.row_ptr[row + 1] += selection.row_ptr[row];
   selection.kv_block.resize(static_cast<size_t>(selection.row_ptr.back()));
-  parallel_for(num_threads, num_chunks, [&](int, int64_t chunk) {
-    std::copy(chunk_ids[static_cast<size_t>(chunk)].begin(), chunk_ids[static_cast<size_t>(chunk)].end(),
-              selection.kv_block.begin() + selection.row_ptr[static_cast<size_t>(chunk * kRowsPerChunk)]);
+  for_each_row([&](int64_t row, std::vector<int32_t>& picks) {
+    int32_t* target = selection.kv_block.data() + selection.row_ptr[static_cast<size_t>(row)];
+    const Row source = row_at(row);
+    if (const int64_t count = source.num_clean(); count >= 0) {
+      for (int64_t slot = 0; slot < count; ++slot) target[slot] = source.at(slot);
+    } else {
+      source.clean(picks);
+      std::copy(picks.begin(), picks.end(), target);
+    }
   });
   return selection;
 }
