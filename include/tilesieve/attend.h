@@ -23,10 +23,10 @@ struct AttentionInputs {
 
   // [num_sequences, at least the blocks of the longest sequence] i32: the page of each block; no data = not paged.
   // Entries past a sequence's last block are not read.
-  TensorView block_table;
+  TensorView block_table = {};
 
   // Factors of the stored numbers, f32: [1] for the whole tensor or [num_kv_heads]; no data = 1.
-  TensorView q_scale, k_scale, v_scale;
+  TensorView q_scale = {}, k_scale = {}, v_scale = {};
 
   bool is_paged() const { return block_table.data != nullptr; }
 };

@@ -50,14 +50,14 @@ struct RouteOptions {
 
 // f32, bf16, f16 or f8_e4m3, inner strides 1. Scores are computed in f32 whatever the storage.
 struct RouteInputs {
-  TensorView q;        // [total_q, num_q_heads, head_dim] of problem.q_dtype; qk_max, mean_pool, oracle
-  TensorView k;        // as AttentionInputs::k; qk_max, mean_pool, oracle
-  TensorView index_q;  // [total_q, num_kv_heads, index_dim]; index
-  TensorView index_k;  // [total_kv, index_dim], one key shared by all heads, or paged [num_pages, kv_block_size,
-                       // index_dim]; index
+  TensorView q = {};        // [total_q, num_q_heads, head_dim] of problem.q_dtype; qk_max, mean_pool, oracle
+  TensorView k = {};        // as AttentionInputs::k; qk_max, mean_pool, oracle
+  TensorView index_q = {};  // [total_q, num_kv_heads, index_dim]; index
+  TensorView index_k = {};  // [total_kv, index_dim], one key shared by all heads, or paged [num_pages, kv_block_size,
+                            // index_dim]; index
 
-  TensorView block_table;       // of k and index_k, as in AttentionInputs; no data = not paged
-  TensorView q_scale, k_scale;  // as in AttentionInputs; oracle
+  TensorView block_table = {};            // of k and index_k, as in AttentionInputs; no data = not paged
+  TensorView q_scale = {}, k_scale = {};  // as in AttentionInputs; oracle
 };
 
 // Chooses problem.top_k blocks for each (query token, KV head) and returns them as i32 [num_kv_heads, total_q, top_k]:
