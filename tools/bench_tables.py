@@ -4,8 +4,9 @@
     python tools/bench_tables.py          rewrites what stands between the markers
     python tools/bench_tables.py --check  fails where a table is not what its result file says
 
-A table stands between `<!-- bench RESULTS CASE-PATTERN -->` and `<!-- end -->`, RESULTS being a file of bench/results and
-CASE-PATTERN a regular expression that whole case names match.
+A table stands between `<!-- bench RESULTS CASE-PATTERN [COLUMNS] -->` and `<!-- end -->`: RESULTS is a file of
+bench/results, CASE-PATTERN a regular expression that whole case names match, COLUMNS those of the columns below that are
+shown, with commas between, all by default. A column that no case has anything for is left out.
 """
 
 from __future__ import annotations
@@ -17,33 +18,58 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCUMENTS = ("README.md", "docs/cpu.md")
-BLOCK = re.compile(r"(<!-- bench (\S+) (\S+) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
-BASELINES = (
+BLOCK = re.compile(r"(<!-- bench (\S+) (\S+)(?: (\S+))? -->\n)(.*?)(<!-- end -->)", re.DOTALL)
+COLUMNS = (
+    ("kernel", "kernel"),
+    ("spread", "spread"),
     ("onednn", "x oneDNN's matmul"),
+    ("torch-matmul", "x PyTorch's matmul"),
     ("dense-share", "x its share of dense"),
     ("dense", "x dense in time"),
+    ("best-loop", "x the better loop"),
+    ("bf16", "x bf16 in time"),
+    ("torch", "x PyTorch's SDPA"),
+    ("torch-full", "x SDPA without a mask"),
+    ("flex", "x FlexAttention"),
     ("attend", "x less than attending"),
     ("index", "x less than scoring"),
 )
 
 
-def table(results: dict, pattern: str) -> str:
-    """One row a case, one column for each baseline that any of the cases has."""
-    cases: dict[str, dict] = {}
+def cells_of(row: dict) -> dict[str, str]:
+    """What one row of a result file puts into which column."""
+    cells = {"value": f"{row['value']:.3g} {row['metric']}"}
+    if "kernel" in row:
+        cells["kernel"] = f"`{row['kernel']}`"
+    if "spread" in row:
+        cells["spread"] = f"{row['spread'] * 100:.0f} %"
+    if "baseline" in row:
+        cells[row["baseline"]] = f"{row['ratio']:.2f}" if row["ratio"] < 10 else f"{row['ratio']:.0f}"
+    return cells
+
+
+def table(results: dict, pattern: str, shown: set[str]) -> str:
+    """One row a case, one column for each of `shown` that any of the cases has something for."""
+    cases: dict[str, dict[str, str]] = {}
     for row in results["rows"]:
         if re.fullmatch(pattern, row["case"]):
-            case = cases.setdefault(row["case"], {"value": f"{row['value']:.3g} {row['metric']}"})
-            if "baseline" in row:
-                case[row["baseline"]] = f"{row['ratio']:.2f}" if row["ratio"] < 10 else f"{row['ratio']:.0f}"
-    columns = [(name, title) for name, title in BASELINES if any(name in case for case in cases.values())]
+            cases.setdefault(row["case"], {}).update(cells_of(row))
+    if not cases:
+        sys.exit(f"bench_tables: no case matches {pattern}")
+    known = {name for name, _ in COLUMNS}
+    for unknown in (shown | {key for case in cases.values() for key in case}) - known - {"value"}:
+        sys.exit(f"bench_tables: no such column: {unknown}")
+    columns = [(key, title) for key, title in COLUMNS if key in shown and any(key in case for case in cases.values())]
+    spread = "; spread is longest less shortest time over the median" if ("spread", "spread") in columns else ""
     lines = [
-        f"{results['device']}; {results['date']}; medians, commit {results['commit']}:",
+        f"{results['device']}; {results['date']}; medians, commit {results['commit']}{spread}:",
         "",
         "| case | value | " + " | ".join(title for _, title in columns) + " |",
         "|---|---|" + "---|" * len(columns),
     ]
     for name, case in cases.items():
-        lines.append(f"| `{name}` | {case['value']} | " + " | ".join(case.get(key, "") for key, _ in columns) + " |")
+        cells = [case["value"]] + [case.get(key, "") for key, _ in columns]
+        lines.append(f"| `{name}` | " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
 
 
@@ -52,7 +78,8 @@ def rewritten(text: str) -> str:
 
     def replace(match: re.Match) -> str:
         results = json.loads((ROOT / "bench" / "results" / match[2]).read_text())
-        return match[1] + "\n" + table(results, match[3]) + "\n" + match[5]
+        shown = set(match[4].split(",")) if match[4] else {name for name, _ in COLUMNS}
+        return match[1] + "\n" + table(results, match[3], shown) + "\n" + match[6]
 
     if text.count("<!-- bench ") != len(BLOCK.findall(text)):
         sys.exit("bench_tables: a marker has no <!-- end -->")
