@@ -254,7 +254,8 @@ def main() -> int:
         for dtype in DTYPES:
             cases += cases_of(suffix, problem, dtype, wanted, matmuls[dtype], missing)
     if not cases:
-        sys.exit("torch_baseline: no case is left to run" if missing else f"torch_baseline: no case matches {arguments.cases}")
+        why = "is left to run" if missing else f"matches {arguments.cases}"
+        sys.exit(f"torch_baseline: no case {why}")
     for number in range(1, arguments.repetitions + 1):
         seconds = seconds_of(lambda: [case.repeat() for case in cases])
         print(f"torch: round {number} of {arguments.repetitions}: {seconds:.0f} s", flush=True)
