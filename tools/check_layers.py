@@ -38,7 +38,7 @@ HEADERS["tilesieve"] = set(HEADERS)  # the umbrella
 _BELOW = {"base", "cpu", "tensor"}
 FOLDERS: dict[str, tuple[set[str], set[str]]] = {
     "base": (set(), {"error"}),
-    "cpu": ({"base"}, {"execution"}),
+    "cpu": ({"base"}, {"execution", "tensor"}),
     "cuda": ({"base"}, {"execution"}),
     "tensor": ({"base", "cpu"}, {"tensor", "problem"}),
     "layout": (_BELOW, {"layout"}),
