@@ -23,12 +23,19 @@ constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
 // Small integers: every product, sum and mean is exact in f32. Keys are multiples of 840, which 1 to 8 divide, so that
-// means over the visible keys of a cut block are exact too; few values make many ties.
+// means over the visible keys of a cut block are exact too, or of 8 where 840 is too large (e4m3); few values make many
+// ties.
 RouteCase exact_case(const std::string& line, uint32_t seed, Layout layout = Layout::packed) {
   std::mt19937 random(seed);
+  const int unit = Problem::parse(line).kv_dtype == DType::f8_e4m3 ? 8 : 840;
   return route_case(
       line, layout, [&] { return static_cast<float>(4 * static_cast<int>(random() % 3) - 4); },
-      [&] { return static_cast<float>(840 * (static_cast<int>(random() % 3) - 1)); });
+      [&] { return static_cast<float>(unit * (static_cast<int>(random() % 3) - 1)); });
+}
+
+bool has_exact_means(const std::string& line) {
+  const Problem problem = Problem::parse(line);
+  return problem.kv_block_size == 8 && problem.kv_dtype != DType::f8_e4m3;
 }
 
 std::vector<std::vector<int32_t>> picks_of(const RouteCase& c, const RouteOptions& options,
@@ -54,18 +61,25 @@ void expect_reference_ids(const RouteCase& c, RouteOptions options) {
   }
 }
 
+// f32, and what AMX multiplies as it is stored: the index branch in bf16 and e4m3.
+constexpr const char* kStorages[] = {"", " dtype=bf16", " dtype=e4m3 qdtype=bf16"};
+
 class RouteExact : public ::testing::TestWithParam<Router> {};
 
 TEST_P(RouteExact, SameIdsAsFloat64InEveryIsaAndThreads) {
   uint32_t seed = 1;
-  for (const char* line :
+  for (const std::string line :
        {"hq=4 hkv=2 d=8 q=60 kv=200 block=8 topk=4", "hq=8 hkv=2 d=16 q=70,0,9 kv=70,40,130 block=8 topk=8",
         "hq=2 hkv=2 d=24 q=33 kv=300 block=8 topk=16 causal=0", "hq=4 hkv=1 d=8 q=40 kv=15 block=8 topk=1",
-        "hq=1 hkv=1 d=72 q=90 kv=257 block=8 topk=32", "hq=4 hkv=4 d=8 q=3 kv=900 block=8 topk=100"}) {
+        "hq=1 hkv=1 d=72 q=90 kv=257 block=8 topk=32", "hq=4 hkv=4 d=8 q=3 kv=900 block=8 topk=100",
+        "hq=2 hkv=2 d=24 q=70 kv=999 block=64 topk=4"}) {
+    ++seed;  // so that storages and forcings meet in all pairs
     for (RouteOptions options : kForcings) {
       ++seed;
       options.router = GetParam();
-      expect_reference_ids(exact_case(line, seed, kLayouts[seed % 4]), options);
+      const char* storage = kStorages[seed % 3];
+      if (options.router == Router::mean_pool && !has_exact_means(line + storage)) continue;
+      expect_reference_ids(exact_case(line + storage, seed, kLayouts[seed % 4]), options);
     }
   }
 }
@@ -91,52 +105,55 @@ TEST(RouteOracle, SameIdsAsFloat64OnPowersOfTwo) {
   }
 }
 
-TEST(RouteRounded, NoPickIsBelowTheTrueKthByMoreThanRounding) {
-  for (Router router : kScoring) {
-    for (const char* line :
-         {"hq=6 hkv=2 d=64 q=60 kv=400 block=16 topk=8", "hq=3 hkv=1 d=72 q=50,20 kv=99,300 block=24 topk=4",
-          "hq=16 hkv=1 d=128 q=30 kv=500 block=8 topk=16 causal=0"}) {
-      const RouteCase c = normal_case(line, 7);
-      RouteOptions options;
-      options.router = router;
-      const std::vector<std::vector<double>> scores = reference_scores(c.problem, c.inputs(), router);
-      double largest = 0;
-      for (const std::vector<double>& row : scores) {
-        for (double score : row) largest = std::max(largest, std::abs(score));
+// Scores are off by rounding at most, and no pick scores below the true k-th by more than that.
+void expect_rounded(const RouteCase& c, Router router) {
+  RouteOptions options;
+  options.router = router;
+  const std::vector<std::vector<double>> scores = reference_scores(c.problem, c.inputs(), router);
+  double largest = 0;
+  for (const std::vector<double>& row : scores) {
+    for (double score : row) largest = std::max(largest, std::abs(score));
+  }
+  for (const Execution& execution : executions()) {
+    SCOPED_TRACE(trace(c, options, execution));
+    const Tensor got_scores = route_scores(c.problem, c.inputs(), options, execution);
+    const int64_t stride = got_scores.view().sizes[2];
+    const std::vector<std::vector<int32_t>> got = picks_of(c, options, execution);
+    for (size_t row = 0; row < got.size(); ++row) {
+      const int64_t q = static_cast<int64_t>(row) % c.problem.total_q();
+      const std::vector<int32_t> want = reference_top_k(c.problem, q, scores[row], options);
+      double kth = std::numeric_limits<double>::infinity();
+      for (int32_t id : want) {
+        if (id < 0 || is_forced(c.problem, q, id, options)) continue;
+        kth = std::min(kth, scores[row][static_cast<size_t>(id)]);
       }
-      for (const Execution& execution : executions()) {
-        SCOPED_TRACE(trace(c, options, execution));
-        const Tensor got_scores = route_scores(c.problem, c.inputs(), options, execution);
-        const int64_t stride = got_scores.view().sizes[2];
-        const std::vector<std::vector<int32_t>> got = picks_of(c, options, execution);
-        for (size_t row = 0; row < got.size(); ++row) {
-          const int64_t q = static_cast<int64_t>(row) % c.problem.total_q();
-          const std::vector<int32_t> want = reference_top_k(c.problem, q, scores[row], options);
-          double kth = std::numeric_limits<double>::infinity();
-          for (int32_t id : want) {
-            if (id < 0 || is_forced(c.problem, q, id, options)) continue;
-            kth = std::min(kth, scores[row][static_cast<size_t>(id)]);
-          }
-          for (size_t i = 0; i < got[row].size(); ++i) {
-            const int32_t id = got[row][i];
-            ASSERT_EQ(id < 0, want[i] < 0) << "row " << row;
-            if (id < 0) continue;
-            ASSERT_LT(id, static_cast<int32_t>(scores[row].size()));
-            ASSERT_TRUE(i == 0 || got[row][i - 1] < id) << "row " << row << " is not ascending";
-            if (is_forced(c.problem, q, id, options)) continue;
-            ASSERT_GE(scores[row][static_cast<size_t>(id)], kth - 4e-6 * largest) << "row " << row << " block " << id;
-          }
-          for (int64_t b = 0; b < stride; ++b) {
-            const float score = got_scores.as<float>()[static_cast<int64_t>(row) * stride + b];
-            if (b < static_cast<int64_t>(scores[row].size())) {
-              ASSERT_NEAR(score, scores[row][static_cast<size_t>(b)], 4e-6 * largest)
-                  << "row " << row << " block " << b;
-            } else {
-              ASSERT_EQ(score, -kInfinity) << "row " << row << " block " << b;
-            }
-          }
+      for (size_t i = 0; i < got[row].size(); ++i) {
+        const int32_t id = got[row][i];
+        ASSERT_EQ(id < 0, want[i] < 0) << "row " << row;
+        if (id < 0) continue;
+        ASSERT_LT(id, static_cast<int32_t>(scores[row].size()));
+        ASSERT_TRUE(i == 0 || got[row][i - 1] < id) << "row " << row << " is not ascending";
+        if (is_forced(c.problem, q, id, options)) continue;
+        ASSERT_GE(scores[row][static_cast<size_t>(id)], kth - 4e-6 * largest) << "row " << row << " block " << id;
+      }
+      for (int64_t b = 0; b < stride; ++b) {
+        const float score = got_scores.as<float>()[static_cast<int64_t>(row) * stride + b];
+        if (b < static_cast<int64_t>(scores[row].size())) {
+          ASSERT_NEAR(score, scores[row][static_cast<size_t>(b)], 4e-6 * largest) << "row " << row << " block " << b;
+        } else {
+          ASSERT_EQ(score, -kInfinity) << "row " << row << " block " << b;
         }
       }
+    }
+  }
+}
+
+TEST(RouteRounded, NoPickIsBelowTheTrueKthByMoreThanRounding) {
+  for (Router router : kScoring) {
+    for (const std::string line :
+         {"hq=6 hkv=2 d=64 q=60 kv=400 block=16 topk=8", "hq=3 hkv=1 d=72 q=50,20 kv=99,300 block=24 topk=4",
+          "hq=16 hkv=1 d=128 q=30 kv=500 block=8 topk=16 causal=0", "hq=4 hkv=4 d=120 q=40 kv=700 block=64 topk=3"}) {
+      for (const char* storage : kStorages) expect_rounded(normal_case(line + storage, 7), router);
     }
   }
 }
@@ -230,64 +247,74 @@ TEST(TopK, AgreesWithASortForEveryCapacity) {
 
 TEST(Route, NanInAKeyHidesItsBlockAndNoOther) {
   for (Router router : {Router::index, Router::qk_max, Router::mean_pool}) {
-    const RouteCase c = exact_case("hq=4 hkv=2 d=16 q=20 kv=120 block=8 topk=5", 9);
-    for (int64_t key : {9, 44, 104}) {
-      c.k.at(key, 0, 3) = kNan;
-      c.index_k.at(key, 0, 3) = kNan;
+    for (const char* storage : {"", " dtype=bf16"}) {
+      const RouteCase c = exact_case(std::string("hq=4 hkv=2 d=16 q=20 kv=120 block=8 topk=5") + storage, 9);
+      for (int64_t key : {9, 44, 104}) {
+        c.k.at(key, 0, 3) = kNan;
+        c.index_k.at(key, 0, 3) = kNan;
+      }
+      RouteOptions options;
+      options.router = router;
+      expect_reference_ids(c, options);
+      options.local_blocks = 0;
+      expect_reference_ids(c, options);
     }
-    RouteOptions options;
-    options.router = router;
-    expect_reference_ids(c, options);
-    options.local_blocks = 0;
-    expect_reference_ids(c, options);
   }
 }
 
 // NaN behind the keys that a query sees (block 12 is cut by positions 100 to 119) and in its own future blocks.
 TEST(Route, NanInTheFutureChangesNothing) {
-  for (Router router : kScoring) {
-    RouteOptions options;
-    options.router = router;
-    options.local_blocks = 0;
-    for (const Execution& execution : executions()) {
-      const RouteCase clean = normal_case("hq=4 hkv=2 d=16 q=20 kv=120 block=8 topk=5", 10);
-      const RouteCase dirty = normal_case("hq=4 hkv=2 d=16 q=20 kv=120 block=8 topk=5", 10);
-      for (int64_t key = 102; key < 120; ++key) {
-        for (int64_t h = 0; h < 2; ++h) dirty.k.at(key, h, 0) = kNan;
-        dirty.index_k.at(key, 0, 0) = kNan;
-      }
-      const std::vector<std::vector<int32_t>> want = picks_of(clean, options, execution);
-      const std::vector<std::vector<int32_t>> got = picks_of(dirty, options, execution);
-      for (size_t h = 0; h < 2; ++h) {
-        for (size_t q = 0; q < 2; ++q) EXPECT_EQ(got[h * 20 + q], want[h * 20 + q]) << trace(clean, options, execution);
+  for (const char* storage : kStorages) {
+    const std::string line = std::string("hq=4 hkv=2 d=16 q=20 kv=120 block=8 topk=5") + storage;
+    const RouteCase clean = normal_case(line, 10), dirty = normal_case(line, 10);
+    for (int64_t key = 102; key < 120; ++key) {
+      for (int64_t h = 0; h < 2; ++h) dirty.k.at(key, h, 0) = kNan;
+      dirty.index_k.at(key, 0, 0) = kNan;
+    }
+    for (Router router : kScoring) {
+      RouteOptions options;
+      options.router = router;
+      options.local_blocks = 0;
+      for (const Execution& execution : executions()) {
+        const std::vector<std::vector<int32_t>> want = picks_of(clean, options, execution);
+        const std::vector<std::vector<int32_t>> got = picks_of(dirty, options, execution);
+        for (size_t h = 0; h < 2; ++h) {
+          for (size_t q = 0; q < 2; ++q) {
+            EXPECT_EQ(got[h * 20 + q], want[h * 20 + q]) << trace(clean, options, execution);
+          }
+        }
       }
     }
   }
 }
 
+// The tokens from `begin` on.
+TensorView tokens(TensorView view, int64_t begin, int64_t count) {
+  view.data = view.as<uint8_t>() + begin * view.strides[0] * size_in_bytes(view.dtype);
+  view.sizes[0] = count;
+  return view;
+}
+
 TEST(Route, ASequenceAloneAndInsideABatch) {
-  const RouteCase batch = normal_case("hq=4 hkv=2 d=16 q=30,5,40 kv=100,60,90 block=8 topk=4", 11);
-  Problem alone = batch.problem;
-  alone.q_lens = {40};
-  alone.kv_lens = {90};
-  for (Router router : kScoring) {
-    RouteOptions options;
-    options.router = router;
-    for (const Execution& execution : executions()) {
-      RouteInputs inputs = batch.inputs();
-      for (TensorView* view : {&inputs.q, &inputs.index_q}) {
-        view->data = view->as<float>() + 35 * view->strides[0];
-        view->sizes[0] = 40;
-      }
-      for (TensorView* view : {&inputs.k, &inputs.index_k}) {
-        view->data = view->as<float>() + 160 * view->strides[0];
-        view->sizes[0] = 90;
-      }
-      const auto whole = picks_of(batch, options, execution);
-      const auto part = rows_of(BlockIndex::from(route(alone, inputs, options, execution).view()));
-      for (size_t h = 0; h < 2; ++h) {
-        for (size_t q = 0; q < 40; ++q) {
-          ASSERT_EQ(part[h * 40 + q], whole[h * 75 + 35 + q]) << trace(batch, options, execution);
+  for (const char* storage : kStorages) {
+    const RouteCase batch =
+        normal_case(std::string("hq=4 hkv=2 d=16 q=30,5,40 kv=100,60,90 block=8 topk=4") + storage, 11);
+    Problem alone = batch.problem;
+    alone.q_lens = {40};
+    alone.kv_lens = {90};
+    RouteInputs inputs = batch.inputs();
+    for (TensorView* view : {&inputs.q, &inputs.index_q}) *view = tokens(*view, 35, 40);
+    for (TensorView* view : {&inputs.k, &inputs.index_k}) *view = tokens(*view, 160, 90);
+    for (Router router : kScoring) {
+      RouteOptions options;
+      options.router = router;
+      for (const Execution& execution : executions()) {
+        const auto whole = picks_of(batch, options, execution);
+        const auto part = rows_of(BlockIndex::from(route(alone, inputs, options, execution).view()));
+        for (size_t h = 0; h < 2; ++h) {
+          for (size_t q = 0; q < 40; ++q) {
+            ASSERT_EQ(part[h * 40 + q], whole[h * 75 + 35 + q]) << trace(batch, options, execution);
+          }
         }
       }
     }

@@ -150,8 +150,8 @@ RouteCase route_case(const std::string& line, Layout layout, const std::function
   const Problem p = Problem::parse(line);
   RouteCase c{p, GuardedTensor({p.total_q(), p.num_q_heads, p.head_dim}, layout, p.q_dtype),
               GuardedTensor({p.total_kv(), p.num_kv_heads, p.head_dim}, layout, p.kv_dtype),
-              GuardedTensor({p.total_q(), p.num_kv_heads, kIndexDim}, layout, p.q_dtype),
-              GuardedTensor({p.total_kv(), 1, kIndexDim}, layout, p.kv_dtype)};
+              GuardedTensor({p.total_q(), p.num_kv_heads, index_dim_of(p)}, layout, p.q_dtype),
+              GuardedTensor({p.total_kv(), 1, index_dim_of(p)}, layout, p.kv_dtype)};
   c.q.fill(query);
   c.k.fill(key);
   c.index_q.fill(query);

@@ -33,7 +33,8 @@ struct RouteCase {
   RouteInputs inputs() const;
 };
 
-inline constexpr int64_t kIndexDim = 24;
+// Another dimension than that of the heads.
+inline int64_t index_dim_of(const Problem& problem) { return problem.head_dim + 8; }
 
 // Stored as the problem says, the index branch too; filled token after token.
 RouteCase route_case(const std::string& line, Layout layout, const std::function<float()>& query,
