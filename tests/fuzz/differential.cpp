@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Random problems for as long as one likes: every kernel, loop order and walk against float64 within a bound that must
-// hold, the same bits from one thread as from two, and every router against a float64 rule.
+// Random problems in every storage format, flat and paged, with scales, for as long as one likes: every kernel, loop
+// order and walk against float64 within a bound that must hold, the same bits from one thread as from two, and every
+// router against a float64 rule.
 //   differential --seconds 60 --seed 1         the first failure ends it with one line, which replays it:
 //   differential --problem "q=3 kv=90 ..." --seed 17
 #include <fmt/format.h>
@@ -10,8 +11,10 @@
 #include <cmath>
 #include <cstdlib>
 #include <limits>
+#include <map>
 
 #include "rounding_bound.h"
+#include "stored_numbers.h"
 #include "test_inputs.h"
 #include "test_route.h"
 
@@ -67,6 +70,8 @@ Problem random_problem(Random& random) {
     p.top_k = random.of(kTopKs);
     p.causal = !random.one_in(3);
     p.softmax_scale = random.of(kScales);
+    p.kv_dtype = random.of(kStorageDTypes);
+    p.q_dtype = random.one_in(3) ? random.of(kStorageDTypes) : p.kv_dtype;
   } while (p.total_q() * p.num_q_heads * p.head_dim * (p.total_kv() + 16) > int64_t{1} << 22);
   return p;
 }
@@ -106,20 +111,33 @@ void check_attention(const Problem& p, uint32_t seed) {
   const bool full = random.one_in(5);  // as dense kernels need it
   if (full) set_rows(c, full_rows(p));
   poison_unseen(c);
+  for (Tensor* scale : {&c.q_scale, &c.k_scale, &c.v_scale}) {
+    if (!random.one_in(3)) continue;
+    *scale = Tensor(DType::f32, {random.one_in(2) ? 1 : p.num_kv_heads});
+    for (int64_t h = 0; h < scale->view().num_elements(); ++h) {
+      scale->as<float>()[h] = 0.01f * static_cast<float>(1 + random.below(300));
+    }
+  }
   // A NaN in a key or a query reaches just the rows that see it. One in a value may reach others of its tile: not here.
   for (GuardedTensor* x : {&c.q, &c.k}) {
     const auto& sizes = x->view().sizes;
     if (sizes[0] == 0 || !random.one_in(8)) continue;
     x->at(random.below(sizes[0]), random.below(sizes[1]), random.below(sizes[2])) = kNan;
   }
-  const Reference exact = reference_attention(p, c.q.view(), c.k.view(), c.v.view(), &c.block_index.view());
-  std::vector<RowBound> bounds;
-  for (int64_t i = 0; i < p.total_q() * p.num_q_heads; ++i) {
-    const double lse = exact.lse[static_cast<size_t>(i)];
-    bounds.push_back(std::isfinite(lse) ? row_bound(c, i / p.num_q_heads, i % p.num_q_heads, lse)
-                                        : RowBound{std::vector<double>(static_cast<size_t>(p.head_dim), 0), 0});
-  }
-  for (Runner runner : full ? all_runners() : sparse_runners()) {
+  const Reference exact = reference_attention(p, c.inputs(), &c.block_index.view());
+  std::map<DType, std::vector<RowBound>> bounds_of;  // by the arithmetic of the kernel
+  const auto bounds_for = [&](DType arithmetic) -> const std::vector<RowBound>& {
+    std::vector<RowBound>& bounds = bounds_of[arithmetic];
+    for (int64_t i = std::ssize(bounds); i < p.total_q() * p.num_q_heads; ++i) {
+      const double lse = exact.lse[static_cast<size_t>(i)];
+      bounds.push_back(std::isfinite(lse) ? row_bound(c, arithmetic, i / p.num_q_heads, i % p.num_q_heads, lse)
+                                          : RowBound{std::vector<double>(static_cast<size_t>(p.head_dim), 0), 0});
+    }
+    return bounds;
+  };
+  if (random.one_in(3)) page(c, random.of(kPagings), seed);
+  for (Runner runner : full ? all_runners(p) : sparse_runners(p)) {
+    const std::vector<RowBound>& bounds = bounds_for(runner.arithmetic);
     const Output two = run(runner, c, random.of(kLayouts));
     runner.execution.num_threads = 1;
     judge(runner.name, exact, bounds, run(runner, c, random.of(kLayouts)), two);
@@ -129,14 +147,15 @@ void check_attention(const Problem& p, uint32_t seed) {
 // All sums and means that the routers form of these inputs are exact in f32: small integers, queries that are multiples
 // of their group, for mean-pool blocks of equal keys: float64 must choose alike. The oracle's masses do round, and
 // random has no other scores: these two are held against their own.
-void check_routes(const Problem& p, uint32_t seed) {
+void check_routes(Problem p, uint32_t seed) {
   Random random(seed);
+  p.q_dtype = p.kv_dtype = DType::f32;  // multiples of the group are not exact in the others
   const int64_t range = 1 + random.below(3), index_dim = 8 * (1 + random.below(16)), total_kv = p.total_kv();
   GuardedTensor q({p.total_q(), p.num_q_heads, p.head_dim}, random.of(kLayouts));
   GuardedTensor k({total_kv, p.num_kv_heads, p.head_dim}, random.of(kLayouts));
   GuardedTensor pooled_k({total_kv, p.num_kv_heads, p.head_dim}, random.of(kLayouts));
-  GuardedTensor index_q({p.total_q(), p.num_kv_heads, index_dim}, random.of(kLayouts));
-  GuardedTensor index_k({total_kv, 1, index_dim}, random.of(kLayouts));
+  GuardedTensor index_q({p.total_q(), p.num_kv_heads, index_dim}, random.of(kLayouts), random.of(kStorageDTypes));
+  GuardedTensor index_k({total_kv, 1, index_dim}, random.of(kLayouts), random.of(kStorageDTypes));
   const auto integer = [&] { return static_cast<float>(random.below(2 * range + 1) - range); };
   q.fill([&] { return static_cast<float>(p.group_size()) * integer(); });
   for (GuardedTensor* x : {&k, &index_q, &index_k}) x->fill(integer);

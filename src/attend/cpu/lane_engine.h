@@ -25,7 +25,8 @@ struct LaneUnits<float> {
     load_row(dtype, stored, head_dim, space);
     return space;
   }
-  static bool keys_stay(DType dtype) { return dtype == DType::f32; }
+  // Whether stored rows are rows of units, in place where their stride allows it.
+  static bool is_stored(DType dtype) { return dtype == DType::f32; }
   static bool values_stay(DType dtype) { return dtype == DType::f32; }
 
   // values [steps][head_dim] of `count` stored keys; gives the steps.
@@ -125,11 +126,13 @@ struct LaneEngine {
     Block b;
     b.weights = weights;
     b.scale_log2 = t.scale_log2;
-    if (Units::keys_stay(t.k.dtype)) {
+    if (Units::is_stored(t.k.dtype) && t.k.key_stride % int64_t{sizeof(Unit)} == 0) {
       b.keys = {reinterpret_cast<const Unit*>(stored_keys), t.k.key_stride / int64_t{sizeof(Unit)}, num_keys};
     } else {
       for (int64_t j = 0; j < num_keys; ++j) {
-        Units::row(t.k.dtype, stored_keys + j * t.k.key_stride, t.head_dim, keys + j * row_units);
+        Unit* target = keys + j * row_units;
+        const Unit* row = Units::row(t.k.dtype, stored_keys + j * t.k.key_stride, t.head_dim, target);
+        if (row != target) __builtin_memcpy(target, row, static_cast<size_t>(row_units) * sizeof(Unit));
       }
       b.keys = {keys, row_units, num_keys};
     }

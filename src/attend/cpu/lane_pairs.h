@@ -19,7 +19,7 @@ struct LaneUnits<Pair> {
     store_row(DType::bf16, wide, head_dim, target);
     return space;
   }
-  static bool keys_stay(DType dtype) { return dtype == DType::bf16; }
+  static bool is_stored(DType dtype) { return dtype == DType::bf16; }
   static bool values_stay(DType) { return false; }
 
   static int64_t value_steps(int64_t num_keys) { return (num_keys + 1) / 2; }
