@@ -1,10 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// Attention against float64, over every kernel of the table: lengths, prefixes, batches, groups, head dimensions, block
-// sizes. Block indices are hostile, unseen keys are poison, layouts change from problem to problem.
+// Attention against float64, over every kernel of the table and every storage format: lengths, prefixes, batches,
+// groups, head dimensions, block sizes. Block indices are hostile, unseen keys are poison, layouts change from problem
+// to problem, and every second one lies in pages.
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <ostream>
 #include <set>
+#include <tuple>
 
 #include "test_acceptance.h"
 
@@ -91,41 +94,51 @@ std::vector<Family> families() {
   return all;
 }
 
-class AttentionFamily : public ::testing::TestWithParam<Family> {};
+// Formats that the problems of a family take by turns.
+struct Storages {
+  const char* name;
+  std::vector<std::string> suffixes;
+};
 
-TEST_P(AttentionFamily, SparseMatchesFloat64) {
-  Acceptance acceptance;
-  uint32_t seed = 1;
-  for (const std::string& line : repeated(GetParam())) {
-    ++seed;
-    Case c = make_case(Problem::parse(line), seed, Values::normal, kLayouts[seed % 4], kIndexLayouts[seed % 3]);
-    poison_unseen(c);
-    const Expected expected = expected_of(c);
-    for (const Runner& runner : sparse_runners()) {
-      acceptance.add(runner, c, expected, run(runner, c, kLayouts[(seed + 1) % 4]));
+std::ostream& operator<<(std::ostream& out, const Storages& storages) { return out << storages.name; }
+
+using FamilyInStorage = std::tuple<Family, Storages>;
+class AttentionFamily : public ::testing::TestWithParam<FamilyInStorage> {
+ protected:
+  // Judges `runners_of` on every problem, over all visible blocks or over a hostile block index.
+  void expect_family_accepted(std::vector<Runner> (*runners_of)(const Problem&), bool dense, uint32_t seed) {
+    const auto& [family, storages] = GetParam();
+    Acceptance acceptance;
+    for (const std::string& line : repeated(family)) {
+      ++seed;
+      const std::string& storage = storages.suffixes[seed / 3 % storages.suffixes.size()];
+      Case c =
+          make_case(Problem::parse(line + storage), seed, Values::normal, kLayouts[seed % 4], kIndexLayouts[seed % 3]);
+      if (dense) set_rows(c, full_rows(c.problem));
+      poison_unseen(c);
+      if (seed % 2 == 0) page(c, kPagings[seed / 2 % 4]);
+      const Expected expected = expected_of(c, dense);
+      for (const Runner& runner : runners_of(c.problem)) {
+        acceptance.add(runner, c, expected, run(runner, c, kLayouts[(seed + 1) % 4]));
+      }
     }
+    acceptance.judge(family.name + " of " + storages.name);
   }
-  acceptance.judge(GetParam().name);
-}
+};
 
-TEST_P(AttentionFamily, DenseMatchesFloat64) {
-  Acceptance acceptance;
-  uint32_t seed = 100;
-  for (const std::string& line : repeated(GetParam())) {
-    ++seed;
-    Case c = make_case(Problem::parse(line), seed, Values::normal, kLayouts[seed % 4]);
-    set_rows(c, full_rows(c.problem));
-    poison_unseen(c);
-    const Expected expected = expected_of(c, true);
-    for (const Runner& runner : dense_runners()) {
-      acceptance.add(runner, c, expected, run(runner, c, kLayouts[(seed + 1) % 4]));
-    }
-  }
-  acceptance.judge(GetParam().name);
-}
+TEST_P(AttentionFamily, SparseMatchesFloat64) { expect_family_accepted(sparse_runners, false, 1); }
 
-INSTANTIATE_TEST_SUITE_P(All, AttentionFamily, ::testing::ValuesIn(families()),
-                         [](const auto& param_info) { return param_info.param.name; });
+TEST_P(AttentionFamily, DenseMatchesFloat64) { expect_family_accepted(dense_runners, true, 100); }
+
+INSTANTIATE_TEST_SUITE_P(All, AttentionFamily,
+                         ::testing::Combine(::testing::ValuesIn(families()),
+                                            ::testing::Values(Storages{"f32", {""}}, Storages{"bf16", {" dtype=bf16"}},
+                                                              Storages{"mixed",
+                                                                       {" dtype=e4m3 qdtype=bf16", " dtype=f16",
+                                                                        " dtype=e4m3", " dtype=bf16 qdtype=f32"}})),
+                         [](const auto& param_info) {
+                           return std::get<0>(param_info.param).name + "_" + std::get<1>(param_info.param).name;
+                         });
 
 // The rule of acceptance on single problems that are large enough to give the plain error its full size.
 class AttentionAlone : public ::testing::TestWithParam<const char*> {};
@@ -134,7 +147,7 @@ TEST_P(AttentionAlone, SparseAndDenseMatchFloat64) {
   const Case c = make_case(GetParam(), 5);
   expect_accepted(c);
   const Expected expected = expected_of(c, true);
-  for (const Runner& runner : dense_runners()) {
+  for (const Runner& runner : dense_runners(c.problem)) {
     Acceptance acceptance;
     acceptance.add(runner, c, expected, run(runner, c));
     acceptance.judge(trace(runner, c.problem));
@@ -143,59 +156,79 @@ TEST_P(AttentionAlone, SparseAndDenseMatchFloat64) {
 
 INSTANTIATE_TEST_SUITE_P(All, AttentionAlone,
                          ::testing::Values("hq=16 hkv=1 d=128 q=48 kv=700 block=128 topk=3",
+                                           "hq=16 hkv=1 d=128 q=48 kv=700 block=128 topk=3 dtype=bf16",
+                                           "hq=16 hkv=1 d=128 q=48 kv=700 block=128 topk=3 dtype=e4m3 qdtype=bf16",
                                            "hq=6 hkv=2 d=64 q=150 kv=400 block=64 topk=4",
                                            "hq=64 hkv=1 d=64 q=20 kv=600 block=16 topk=16",
                                            "hq=4 hkv=4 d=256 q=100 kv=300 block=32 topk=5 causal=0"));
 
 TEST(Attention, OneCallAndStepsGiveTheSameBits) {
-  const Case c = make_case("hq=8 hkv=2 d=64 q=40,9 kv=200,30 block=16 topk=4", 3);
-  for (const Kernel& kernel : kernels()) {
-    if (!kernel.available) continue;
-    AttentionOptions options;
-    options.execution = {2, kernel.isa};
-    options.loop_order = kernel.loop_order;
-    SCOPED_TRACE(kernel.name + " | " + c.problem.to_line());
-    const Output whole = make_output(c.problem), steps = make_output(c.problem);
-    EXPECT_NE(sparse_attention(c.problem, c.inputs(), c.block_index.view(), whole.views(), options), "");
-    const Plan plan = plan_attention(c.problem, c.block_index.view(), options);
-    EXPECT_EQ(plan.loop_order, kernel.loop_order);
-    std::vector<float> workspace(static_cast<size_t>(plan.workspace_bytes) / 4 + 16);
-    void* aligned = reinterpret_cast<void*>((reinterpret_cast<uintptr_t>(workspace.data()) + 63) / 64 * 64);
-    run_plan(c.problem, c.inputs(), plan, steps.views(), aligned, options.execution);
-    EXPECT_EQ(whole.bits(), steps.bits());
+  for (const char* storage : kStorages) {
+    const Case c = make_case(std::string("hq=8 hkv=2 d=64 q=40,9 kv=200,30 block=16 topk=4") + storage, 3);
+    for (const Kernel& kernel : kernels_for(c.problem)) {
+      AttentionOptions options;
+      options.execution = {2, kernel.isa};
+      options.loop_order = kernel.loop_order;
+      SCOPED_TRACE(kernel.name + " | " + c.problem.to_line());
+      const Output whole = make_output(c.problem), steps = make_output(c.problem);
+      EXPECT_NE(sparse_attention(c.problem, c.inputs(), c.block_index.view(), whole.views(), options), "");
+      const Plan plan = plan_attention(c.problem, c.block_index.view(), options);
+      EXPECT_EQ(plan.loop_order, kernel.loop_order);
+      const Tensor workspace(DType::u8, {plan.workspace_bytes});
+      run_plan(c.problem, c.inputs(), plan, steps.views(), workspace.view().data, options.execution);
+      EXPECT_EQ(whole.bits(), steps.bits());
+    }
   }
 }
 
 TEST(Attention, PrefillRoutesAndAttends) {
-  const Case c = make_case("hq=8 hkv=2 d=32 q=60 kv=200 block=16 topk=4", 4);
-  const RouteInputs route_inputs = {c.q.view(), c.k.view(), {}, {}};
-  RouteOptions route_options;
-  route_options.router = Router::mean_pool;
-  for (Isa isa : available_isas()) {
-    SCOPED_TRACE(name_of(isa));
-    const Execution execution = {2, isa};
-    AttentionOptions options;
-    options.execution = execution;
-    const Tensor picks = route(c.problem, route_inputs, route_options, execution);
-    const Output one = make_output(c.problem), two = make_output(c.problem);
-    sparse_prefill(c.problem, c.inputs(), route_inputs, one.views(), route_options, options);
-    sparse_attention(c.problem, c.inputs(), BlockIndex::from(picks.view()), two.views(), options);
-    EXPECT_EQ(one.bits(), two.bits());
-    EXPECT_EQ(one.o.fault(), "");
+  for (const char* storage : kStorages) {
+    for (bool paged : {false, true}) {
+      Case c = make_case(std::string("hq=8 hkv=2 d=32 q=60 kv=200 block=16 topk=4") + storage, 4);
+      if (paged) page(c, Paging::pairs);
+      const RouteInputs route_inputs = {.q = c.inputs().q, .k = c.inputs().k, .block_table = c.inputs().block_table};
+      RouteOptions route_options;
+      route_options.router = Router::mean_pool;
+      for (Isa isa : isas_for(c.problem)) {
+        SCOPED_TRACE(fmt::format("{} | {}{}", name_of(isa), c.problem.to_line(), paged ? " in pages" : ""));
+        AttentionOptions options;
+        options.execution = {2, isa};
+        const Tensor picks = route(c.problem, route_inputs, route_options, options.execution);
+        const Output one = make_output(c.problem), two = make_output(c.problem);
+        sparse_prefill(c.problem, c.inputs(), route_inputs, one.views(), route_options, options);
+        sparse_attention(c.problem, c.inputs(), BlockIndex::from(picks.view()), two.views(), options);
+        EXPECT_EQ(one.bits(), two.bits());
+        EXPECT_EQ(one.o.fault(), "");
+      }
+    }
   }
 }
 
-TEST(Attention, EveryAvailableKernelIsRun) {
+// Every kernel of the table that this machine can run is run by the tests above, is what its name says, and is found
+// when it is asked for; Isa::best is the first of a problem's kernels.
+TEST(Attention, EveryAvailableKernelIsRunAndFound) {
   std::set<std::string> run_names;
-  for (const Runner& runner : sparse_runners()) run_names.insert(runner.name.substr(0, runner.name.find(' ')));
-  size_t num_available = 0;
-  for (const Kernel& kernel : kernels()) {
-    if (!kernel.available) continue;
-    ++num_available;
-    EXPECT_TRUE(run_names.contains(kernel.name)) << kernel.name;
+  for (const char* storage : kStorages) {
+    const Problem problem = Problem::parse(std::string("q=1") + storage);
+    for (const Runner& runner : sparse_runners(problem)) {
+      run_names.insert(runner.name.substr(0, runner.name.find(' ')));
+    }
+    for (LoopOrder order : {LoopOrder::q_outer, LoopOrder::kv_outer}) {
+      std::string best;
+      for (const Kernel& kernel : kernels_for(problem)) {
+        if (kernel.loop_order != order) continue;
+        if (best.empty()) best = kernel.name;
+        EXPECT_EQ(kernel.name, fmt::format("{}.{}.{}", name_of(kernel.isa), name_of(order), name_of(problem.kv_dtype)));
+        EXPECT_EQ(find_kernel(problem, order, {1, kernel.isa}).name, kernel.name);
+      }
+      EXPECT_EQ(find_kernel(problem, order).name, best) << problem.to_line();
+      EXPECT_TRUE(run_names.contains(fmt::format("portable.{}.{}", name_of(order), name_of(problem.kv_dtype))));
+    }
   }
-  EXPECT_EQ(run_names.size(), num_available);
-  EXPECT_GE(num_available, 2u) << "portable q-outer and kv-outer exist everywhere";
+  for (const Kernel& kernel : kernels()) {
+    EXPECT_EQ(run_names.contains(kernel.name), kernel.available) << kernel.name;
+    EXPECT_EQ(kernel.arithmetic == DType::bf16, kernel.isa == Isa::avx512_bf16 || kernel.isa == Isa::amx);
+  }
 }
 
 }  // namespace

@@ -10,6 +10,7 @@
 #include <random>
 
 #include "io_files.h"
+#include "stored_numbers.h"
 
 namespace tilesieve::testing {
 namespace {
@@ -48,6 +49,28 @@ TEST(ProblemLine, Defaults) {
   EXPECT_EQ(problem.top_k, 16);
   EXPECT_TRUE(problem.causal);
   EXPECT_EQ(problem.scale(), 0.125);
+  EXPECT_EQ(problem.q_dtype, DType::f32);
+  EXPECT_EQ(problem.kv_dtype, DType::f32);
+}
+
+TEST(ProblemLine, StorageFormats) {
+  const std::string line = "hq=1 hkv=1 d=64 q=7 kv=7 block=128 topk=16 causal=1";
+  for (DType kv_dtype : kStorageDTypes) {
+    const std::string with_kv = line + " dtype=" + std::string(name_of(kv_dtype));
+    EXPECT_EQ(Problem::parse(with_kv).kv_dtype, kv_dtype);
+    EXPECT_EQ(Problem::parse(with_kv).q_dtype, kv_dtype) << "queries are stored as keys are";
+    for (DType q_dtype : kStorageDTypes) {
+      const std::string with_both = with_kv + " qdtype=" + std::string(name_of(q_dtype));
+      const Problem problem = Problem::parse(with_both);
+      EXPECT_EQ(problem.kv_dtype, kv_dtype) << with_both;
+      EXPECT_EQ(problem.q_dtype, q_dtype) << with_both;
+      EXPECT_EQ(Problem::parse(problem.to_line()), problem) << problem.to_line();
+      EXPECT_EQ(problem.to_line().find("qdtype") != std::string::npos, q_dtype != kv_dtype)
+          << "says no more than needed";
+    }
+  }
+  EXPECT_EQ(Problem::parse(line).to_line(), line);
+  EXPECT_EQ(Problem::parse("q=7 qdtype=f16 dtype=e4m3").q_dtype, DType::f16) << "in any order";
 }
 
 TEST(ProblemLine, RoundTripOfRandomProblems) {
@@ -66,6 +89,8 @@ TEST(ProblemLine, RoundTripOfRandomProblems) {
     problem.kv_block_size = 8 * (1 + below(128));
     problem.top_k = 1 + below(1000);
     problem.causal = below(2) == 0;
+    problem.q_dtype = kStorageDTypes[below(4)];
+    problem.kv_dtype = kStorageDTypes[below(4)];
     if (below(2) == 0) problem.softmax_scale = std::exp2(static_cast<double>(below(80)) / 3 - 20);
     EXPECT_EQ(Problem::parse(problem.to_line()), problem) << problem.to_line();
   }
@@ -112,7 +137,11 @@ INSTANTIATE_TEST_SUITE_P(
                       Refusal{"q=1 causal=yes", "causal=yes"}, Refusal{"q=1 scale=-1", "softmax_scale"},
                       Refusal{"q=1 scale=nan", "softmax_scale"}, Refusal{"q=1 scale=inf", "softmax_scale"},
                       Refusal{"q=1 scale=1e999", "scale=1e999"}, Refusal{"q=1 scale=", "scale="},
-                      Refusal{"q=1 scale=0.1f", "scale=0.1f"}));
+                      Refusal{"q=1 scale=0.1f", "scale=0.1f"}, Refusal{"q=1 dtype=e5m2", "dtype=e5m2"},
+                      Refusal{"q=1 dtype=e4m3fnuz", "dtype=e4m3fnuz"}, Refusal{"q=1 dtype=BF16", "dtype=BF16"},
+                      Refusal{"q=1 dtype=", "dtype="}, Refusal{"q=1 dtype=f64", "dtype=f64"},
+                      Refusal{"q=1 qdtype=e5m2fnuz", "qdtype=e5m2fnuz"}, Refusal{"q=1 qdtype=i8", "qdtype=i8"},
+                      Refusal{"q=1 dtype=bf16 dtype=f16", "dtype= is given twice"}));
 
 TEST(Problem, ValidatesFieldsThatNoLineCanGive) {
   Problem problem = Problem::parse("q=3");
@@ -121,6 +150,16 @@ TEST(Problem, ValidatesFieldsThatNoLineCanGive) {
   problem = Problem::parse("q=3");
   problem.softmax_scale = std::numeric_limits<double>::quiet_NaN();
   EXPECT_THAT(error_of([&] { problem.validate(); }), AllOf(HasSubstr("softmax_scale"), HasSubstr("nan")));
+  for (DType dtype : {DType::f8_e5m2, DType::f8_e4m3fnuz, DType::f64, DType::i32}) {
+    problem = Problem::parse("q=3");
+    problem.q_dtype = dtype;
+    EXPECT_THAT(error_of([&] { problem.validate(); }),
+                AllOf(HasSubstr("problem.q_dtype"), HasSubstr(std::string(name_of(dtype)))));
+    problem = Problem::parse("q=3");
+    problem.kv_dtype = dtype;
+    EXPECT_THAT(error_of([&] { problem.validate(); }),
+                AllOf(HasSubstr("problem.kv_dtype"), HasSubstr(std::string(name_of(dtype)))));
+  }
 }
 
 TEST(SequenceTable, PositionsAreBottomRightAligned) {

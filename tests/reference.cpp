@@ -5,53 +5,72 @@
 #include <cmath>
 #include <limits>
 
+#include "stored_numbers.h"
+
 namespace tilesieve::testing {
 
 namespace {
 
-const float* row_of(const TensorView& x, int64_t token, int64_t head) {
-  return static_cast<const float*>(x.data) + token * x.strides[0] + head * x.strides[1];
-}
+struct Row {
+  const float* q;
+  int64_t kv_head, first_key;        // of the sequence
+  const std::vector<int64_t>& keys;  // picked and visible, in the packed keys
+};
 
 template <class Real>
-void attend_row(const Problem& problem, const float* q, const TensorView& k, const TensorView& v, int64_t kv_head,
-                const std::vector<int64_t>& keys, int order, double* o, double* lse) {
+void attend_row(const Problem& problem, const Numbers& x, const Row& row, DType arithmetic, int order, double* o,
+                double* lse) {
   const int64_t dim = problem.head_dim;
-  const bool base2 = order / 4 == 1;
+  const size_t head = static_cast<size_t>(row.kv_head);
+  const bool base2 = order / 4 == 1, rounded = arithmetic == DType::bf16;
   const Real minus_inf = -std::numeric_limits<Real>::infinity(), ln2 = std::log(Real{2});
   const double given = problem.softmax_scale;
-  const Real scale = static_cast<Real>(given != 0 ? given : 1 / std::sqrt(static_cast<double>(dim)));
+  const double softmax_scale = given != 0 ? given : 1 / std::sqrt(static_cast<double>(dim));
+  const Real scale = static_cast<Real>(softmax_scale * x.logit_scale[head]);
   const Real before = base2 ? scale / ln2 : 1, after = base2 ? 1 : scale;
-  std::vector<Real> scores;
+  const auto exponential = [&](Real y) { return base2 ? std::exp2(y) : std::exp(y); };
+  const auto finite = [&](Real m) { return m == minus_inf ? 0 : m; };
+  const auto row_of = [&](const std::vector<float>& kv, int64_t key) {
+    return kv.data() + (key * problem.num_kv_heads + row.kv_head) * dim;
+  };
+  const auto block_of = [&](int64_t key) { return static_cast<size_t>((key - row.first_key) / problem.kv_block_size); };
+
+  std::vector<const float*> k_rows;
+  for (int64_t key : row.keys) k_rows.push_back(row_of(x.k, key));
+  std::vector<Real> scores(row.keys.size(), 0), block_largest;
+  for (int64_t i = 0; i < dim; ++i) {  // outside, so that the sums of many keys overlap
+    const int64_t c = order / 2 % 2 == 1 ? dim - 1 - i : i;
+    const Real q = static_cast<Real>(row.q[c]) * before;
+    for (size_t j = 0; j < scores.size(); ++j) scores[j] += q * static_cast<Real>(k_rows[j][c]);
+  }
   Real largest = minus_inf;
-  for (int64_t key : keys) {
-    const float* k_row = row_of(k, key, kv_head);
-    Real dot = 0;
-    for (int64_t i = 0; i < dim; ++i) {
-      const int64_t c = order / 2 % 2 == 1 ? dim - 1 - i : i;
-      dot += static_cast<Real>(q[c]) * before * static_cast<Real>(k_row[c]);
-    }
-    scores.push_back(dot * after);
-    if (scores.back() > largest) largest = scores.back();
+  for (size_t j = 0; j < scores.size(); ++j) {
+    const size_t block = block_of(row.keys[j]);
+    block_largest.resize(std::max(block_largest.size(), block + 1), minus_inf);
+    scores[j] *= after;
+    if (scores[j] > block_largest[block]) block_largest[block] = scores[j];
+    if (scores[j] > largest) largest = scores[j];
   }
-  const Real shift = largest == minus_inf ? 0 : largest;
+
   Real sum = 0;
-  for (Real& score : scores) {
-    score = base2 ? std::exp2(score - shift) : std::exp(score - shift);
-    sum += score;
-  }
-  *lse = static_cast<double>(sum == 0 ? minus_inf : base2 ? ln2 * (shift + std::log2(sum)) : shift + std::log(sum));
   std::vector<Real> total(static_cast<size_t>(dim), 0);
-  for (size_t i = 0; i < keys.size(); ++i) {
-    const float* v_row = row_of(v, keys[i], kv_head);
-    for (size_t c = 0; c < total.size(); ++c) total[c] += scores[i] * static_cast<Real>(v_row[c]);
+  for (size_t i = 0; i < scores.size(); ++i) {
+    const Real m = rounded ? block_largest[block_of(row.keys[i])] : largest;
+    const Real share = exponential(m - finite(largest)), weight = exponential(scores[i] - finite(m));
+    sum += weight * share;
+    const Real factor = (rounded ? static_cast<Real>(rounded_to(DType::bf16, weight)) : weight) * share;
+    const float* v_row = row_of(x.v, row.keys[i]);
+    for (size_t c = 0; c < total.size(); ++c) total[c] += factor * static_cast<Real>(v_row[c]);
   }
-  for (size_t c = 0; c < total.size(); ++c) o[c] = sum == 0 ? 0.0 : static_cast<double>(total[c] / sum);
+  *lse = static_cast<double>(sum == 0 ? minus_inf : base2 ? ln2 * (largest + std::log2(sum)) : largest + std::log(sum));
+  const Real v_scale = static_cast<Real>(x.v_scale[head]);
+  for (size_t c = 0; c < total.size(); ++c) o[c] = sum == 0 ? 0.0 : static_cast<double>(total[c] / sum * v_scale);
 }
 
 template <class Real>
-Reference attention(const Problem& problem, const TensorView& q, const TensorView& k, const TensorView& v,
-                    const BlockIndex* block_index, int order) {
+Reference attention(const Problem& problem, const AttentionInputs& inputs, const BlockIndex* block_index,
+                    DType arithmetic, int order) {
+  const Numbers numbers = numbers_of(problem, inputs);
   const int64_t heads = problem.num_q_heads, dim = problem.head_dim, size = problem.kv_block_size;
   Reference result;
   int64_t first_q = 0, first_key = 0;
@@ -73,9 +92,9 @@ Reference attention(const Problem& problem, const TensorView& q, const TensorVie
           if (visible && picked[static_cast<size_t>(j)]) keys.push_back(first_key + j);
         }
         if (order % 2 == 1) std::reverse(keys.begin(), keys.end());
+        const Row row = {numbers.q.data() + ((first_q + i) * heads + head) * dim, kv_head, first_key, keys};
         double* o = &*result.o.insert(result.o.end(), static_cast<size_t>(dim), 0.0);
-        attend_row<Real>(problem, row_of(q, first_q + i, head), k, v, kv_head, keys, order, o,
-                         &result.lse.emplace_back());
+        attend_row<Real>(problem, numbers, row, arithmetic, order, o, &result.lse.emplace_back());
       }
     }
     first_q += q_len;
@@ -86,14 +105,13 @@ Reference attention(const Problem& problem, const TensorView& q, const TensorVie
 
 }  // namespace
 
-Reference reference_attention(const Problem& problem, const TensorView& q, const TensorView& k, const TensorView& v,
-                              const BlockIndex* block_index) {
-  return attention<double>(problem, q, k, v, block_index, 0);
+Reference reference_attention(const Problem& problem, const AttentionInputs& inputs, const BlockIndex* block_index) {
+  return attention<double>(problem, inputs, block_index, DType::f32, 0);
 }
 
-Reference plain_attention(const Problem& problem, const TensorView& q, const TensorView& k, const TensorView& v,
-                          const BlockIndex* block_index, int order) {
-  return attention<float>(problem, q, k, v, block_index, order);
+Reference plain_attention(const Problem& problem, const AttentionInputs& inputs, const BlockIndex* block_index,
+                          DType arithmetic, int order) {
+  return attention<float>(problem, inputs, block_index, arithmetic, order);
 }
 
 }  // namespace tilesieve::testing

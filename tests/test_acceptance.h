@@ -1,27 +1,31 @@
 // SPDX-License-Identifier: Apache-2.0
-// When an attention is right: against float64, and measured by what plain f32 arithmetic would have given.
+// When an attention is right: against float64, and measured by what plain arithmetic of the same precision would have
+// given.
 #pragma once
 
 #include <array>
+#include <map>
 #include <string>
 
 #include "test_inputs.h"
 
 namespace tilesieve::testing {
 
-// float64 and plain f32 of one case, computed once for all runners.
+// float64 and plain arithmetic of one case, computed once for all runners.
 struct Expected {
   Reference exact;
-  std::vector<Reference> plain;
+  std::map<DType, std::vector<Reference>> plain;  // by the arithmetic of the kernels here, in several orders
 };
 Expected expected_of(const Case& c, bool dense = false);
 
 // Errors over all problems added. Where float64 says NaN, infinity or an empty row, the output must say exactly that;
 // guard words and unwritten elements are looked at as well.
-//   o    largest error at most 1.25 times that of plain f32 (the worst of its orders), plus half an ulp of the largest
-//        output; and the root mean square, which luck cannot blur, at most 1.25 times that of plain f32
+//   o    f32; largest error at most 1.25 times that of the plain one (the worst of its orders), plus half an ulp of the
+//        largest output; and the root mean square, which luck cannot blur, at most 1.25 times that of the plain one
 //   lse  at most 1e-4 off, and within twice the plain error plus 4 ulps
-// Each problem alone is held to 4 times its own plain error: the largest of a few errors is luck on both sides.
+// and 4e-6 of both where weights are rounded to bf16, whose exponentials may be that coarse.
+// Each problem alone is held to 4 times its own plain error: the largest of a few errors is luck on both sides. Kernels
+// of another arithmetic are judged apart.
 class Acceptance {
  public:
   void add(const Runner& runner, const Case& c, const Expected& expected, const Output& output);
@@ -38,8 +42,11 @@ class Acceptance {
               std::vector<double> Reference::*field);
     void take(const Errors& other);
   };
-  Errors o_, lse_;
-  std::string worst_;
+  struct Total {
+    Errors o, lse;
+    std::string worst;
+  };
+  std::map<DType, Total> totals_;  // by arithmetic
 };
 
 // Runs every sparse runner on the case and judges each alone; for small cases, so with a factor of 2.

@@ -4,19 +4,28 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <bit>
-#include <cmath>
+#include <cstring>
 #include <limits>
 #include <numeric>
+#include <ostream>
+
+#include "stored_numbers.h"
 
 namespace tilesieve::testing {
 
 namespace {
 
-constexpr uint32_t kGuard = 0x7fc0dead;  // a NaN with a mark
-constexpr uint32_t kUnwritten = 0x7fc0beef;
-constexpr int64_t kGuardWords = 64;
-constexpr float kInfinity = std::numeric_limits<float>::infinity();
+constexpr int64_t kGuardElements = 64;
+
+// Quiet NaN with marks, as far as the format has room for them.
+uint32_t marked_nan(DType dtype, uint32_t mark) {
+  const Format f = format_of(dtype);
+  if (!f.ieee) return f.sign() - 1;
+  const uint32_t quiet = 1u << (f.fraction_bits - 1);
+  return f.largest_exponent() | quiet | (mark & (quiet - 1));
+}
+uint32_t guard(DType dtype) { return marked_nan(dtype, 0xdead); }
+uint32_t unwritten(DType dtype) { return marked_nan(dtype, 0xbeef); }
 
 int64_t offset_of(const TensorView& view, int64_t i, int64_t j, int64_t c) {
   return i * view.strides[0] + j * view.strides[1] + (view.num_dims == 3 ? c * view.strides[2] : 0);
@@ -37,61 +46,161 @@ Place place_of(const Problem& problem, int64_t q) {
 
 }  // namespace
 
-GuardedTensor::GuardedTensor(std::vector<int64_t> sizes, Layout layout) {
-  view_ = contiguous_view(nullptr, DType::f32, sizes);
+Element::operator float() const { return static_cast<float>(decode(dtype_, bits())); }
+const Element& Element::operator=(float x) const {
+  set_bits(encode(dtype_, static_cast<double>(x)));
+  return *this;
+}
+uint32_t Element::bits() const { return load_bits(dtype_, place_); }
+void Element::set_bits(uint32_t bits) const { store_bits(dtype_, place_, bits); }
+std::ostream& operator<<(std::ostream& out, const Element& element) { return out << static_cast<float>(element); }
+
+GuardedTensor::GuardedTensor(std::vector<int64_t> sizes, Layout layout, DType dtype) {
+  view_ = contiguous_view(nullptr, dtype, sizes);
   const int64_t tokens = sizes[0], heads = sizes[1], channels = sizes.size() == 3 ? sizes[2] : 1;
   const int64_t gap = layout == Layout::padded ? 3 : 0;
-  int64_t head = channels + gap, token = heads * head + 2 * gap;
+  int64_t head = channels + gap, token = heads * head;
+  if (layout == Layout::padded) token = (token + 2 * gap) | 1;  // odd: no vector of pairs can step by it
   if (layout == Layout::head_major) {
     token = channels;
     head = tokens * channels + 5;
   }
   const int64_t extent = std::max<int64_t>(1, std::max(tokens * token, heads * head) + channels);
-  memory_.assign(static_cast<size_t>(extent + 2 * kGuardWords), kGuard);
+  const int64_t bytes = size_in_bytes(dtype);
+  memory_.resize(static_cast<size_t>((extent + 2 * kGuardElements) * bytes));
+  for (size_t at = 0; at < memory_.size(); at += static_cast<size_t>(bytes)) {
+    store_bits(dtype, &memory_[at], guard(dtype));
+  }
   view_.strides[0] = layout == Layout::reversed ? -token : token;
   view_.strides[1] = head;
   if (sizes.size() == 3) view_.strides[2] = 1;
-  const int64_t start = kGuardWords + (layout == Layout::reversed ? std::max<int64_t>(0, tokens - 1) * token : 0);
-  view_.data = memory_.data() + start;
-  for (int64_t i = 0; i < tokens; ++i) {
-    for (int64_t j = 0; j < heads; ++j) {
-      for (int64_t c = 0; c < channels; ++c) at(i, j, c) = std::bit_cast<float>(kUnwritten);
-    }
-  }
+  const int64_t start = kGuardElements + (layout == Layout::reversed ? std::max<int64_t>(0, tokens - 1) * token : 0);
+  view_.data = memory_.data() + start * bytes;
+  for_each([&](const Element& element) { element.set_bits(unwritten(dtype)); });
 }
 
-float& GuardedTensor::at(int64_t i, int64_t j, int64_t c) const {
-  return *(static_cast<float*>(view_.data) + offset_of(view_, i, j, c));
+Element GuardedTensor::at(int64_t i, int64_t j, int64_t c) const {
+  return {view_.dtype, view_.as<uint8_t>() + offset_of(view_, i, j, c) * size_in_bytes(view_.dtype)};
+}
+
+void GuardedTensor::for_each(const std::function<void(const Element&)>& visit) const {
+  const int64_t channels = view_.num_dims == 3 ? view_.sizes[2] : 1;
+  for (int64_t i = 0; i < view_.sizes[0]; ++i) {
+    for (int64_t j = 0; j < view_.sizes[1]; ++j) {
+      for (int64_t c = 0; c < channels; ++c) visit(at(i, j, c));
+    }
+  }
 }
 
 void GuardedTensor::fill(const std::function<float()>& next) {
+  for_each([&](const Element& element) { element = next(); });
+}
+
+std::string GuardedTensor::fault() const {
+  const size_t bytes = static_cast<size_t>(size_in_bytes(view_.dtype));
+  std::vector<bool> inside(memory_.size() / bytes, false);
   const int64_t channels = view_.num_dims == 3 ? view_.sizes[2] : 1;
+  const int64_t start = (view_.as<uint8_t>() - memory_.data()) / static_cast<int64_t>(bytes);
   for (int64_t i = 0; i < view_.sizes[0]; ++i) {
     for (int64_t j = 0; j < view_.sizes[1]; ++j) {
-      for (int64_t c = 0; c < channels; ++c) at(i, j, c) = next();
+      for (int64_t c = 0; c < channels; ++c) {
+        inside[static_cast<size_t>(start + offset_of(view_, i, j, c))] = true;
+        if (at(i, j, c).bits() == unwritten(view_.dtype)) {
+          return fmt::format("element [{}, {}, {}] was not written", i, j, c);
+        }
+      }
+    }
+  }
+  for (size_t place = 0; place < inside.size(); ++place) {
+    if (!inside[place] && load_bits(view_.dtype, &memory_[place * bytes]) != guard(view_.dtype)) {
+      return fmt::format("guard {} of {} was overwritten", place, inside.size());
+    }
+  }
+  return "";
+}
+
+PagedCache::PagedCache(const Problem& problem, const TensorView& k, const TensorView& v, Paging paging, uint32_t seed) {
+  constexpr int64_t kSpare = 3;
+  const int64_t heads = problem.num_kv_heads, dim = problem.head_dim, block = problem.kv_block_size;
+  const int64_t num_pages = problem.total_kv_blocks() + kSpare, page = block * heads * dim;
+  const int64_t bytes = size_in_bytes(k.dtype);
+  // Strides of page, token and head, and where V begins, in elements.
+  struct Strides {
+    int64_t page, token, head;
+  };
+  const Strides tokens_first = {page, heads * dim, dim}, heads_first = {page, dim, block * dim};
+  Strides of_k = paging == Paging::head_major ? heads_first : tokens_first, of_v = of_k;
+  int64_t begin_v = page;
+  switch (paging) {
+    case Paging::apart:
+      of_k = {page + block * 5 + 7, heads * dim + 5, dim};
+      of_v = heads_first;
+      begin_v = num_pages * of_k.page;
+      break;
+    case Paging::pairs:
+    case Paging::head_major:
+      of_k.page = of_v.page = 2 * page;
+      break;
+    case Paging::halves:
+      begin_v = num_pages * page;
+      break;
+  }
+  std::mt19937 random(seed);
+  memory_.resize(static_cast<size_t>((begin_v + num_pages * of_v.page) * bytes));
+  for (size_t at = 0; at < memory_.size(); at += static_cast<size_t>(bytes)) {
+    store_bits(k.dtype, &memory_[at], hostile_bits(k.dtype, random));
+  }
+  const auto view_at = [&](int64_t begin, const Strides& strides) {
+    TensorView view = contiguous_view(memory_.data() + begin * bytes, k.dtype, {num_pages, block, heads, dim});
+    view.strides = {strides.page, strides.token, strides.head, 1};
+    return view;
+  };
+  k_ = view_at(0, of_k);
+  v_ = view_at(begin_v, of_v);
+
+  std::vector<int32_t> pages(static_cast<size_t>(num_pages));
+  std::iota(pages.begin(), pages.end(), 0);
+  std::shuffle(pages.begin(), pages.end(), random);
+  int64_t width = 2;
+  for (int64_t s = 0; s < problem.num_sequences(); ++s) width = std::max(width, problem.num_kv_blocks(s) + 2);
+  constexpr int32_t kNoPage[] = {-1, std::numeric_limits<int32_t>::min(), std::numeric_limits<int32_t>::max()};
+  for (int64_t i = 0; i < problem.num_sequences() * (width + 1) + 1; ++i) table_.push_back(kNoPage[i % 3]);
+  block_table_ = contiguous_view(table_.data(), DType::i32, {problem.num_sequences(), width});
+  block_table_.strides[0] = width + 1;
+
+  int64_t token = 0;
+  for (int64_t s = 0; s < problem.num_sequences(); ++s) {
+    for (int64_t j = 0; j < problem.kv_lens[static_cast<size_t>(s)]; ++j, ++token) {
+      int32_t& entry = table_[static_cast<size_t>(s * (width + 1) + j / block)];
+      if (j % block == 0) {
+        entry = pages.back();
+        pages.pop_back();
+      }
+      for (const auto& [from, to] : {std::pair(k, k_), std::pair(v, v_)}) {
+        for (int64_t h = 0; h < heads; ++h) {
+          const int64_t source = token * from.strides[0] + h * from.strides[1];
+          const int64_t target = entry * to.strides[0] + j % block * to.strides[1] + h * to.strides[2];
+          std::memcpy(to.as<uint8_t>() + target * bytes, from.as<uint8_t>() + source * bytes,
+                      static_cast<size_t>(dim * bytes));
+        }
+      }
     }
   }
 }
 
-std::string GuardedTensor::fault() const {
-  std::vector<bool> inside(memory_.size(), false);
-  const int64_t channels = view_.num_dims == 3 ? view_.sizes[2] : 1;
-  const int64_t start = static_cast<uint32_t*>(view_.data) - memory_.data();
-  for (int64_t i = 0; i < view_.sizes[0]; ++i) {
-    for (int64_t j = 0; j < view_.sizes[1]; ++j) {
-      for (int64_t c = 0; c < channels; ++c) {
-        const size_t place = static_cast<size_t>(start + offset_of(view_, i, j, c));
-        inside[place] = true;
-        if (memory_[place] == kUnwritten) return fmt::format("element [{}, {}, {}] was not written", i, j, c);
-      }
-    }
-  }
-  for (size_t place = 0; place < memory_.size(); ++place) {
-    if (!inside[place] && memory_[place] != kGuard) {
-      return fmt::format("guard word {} of {} was overwritten", place, memory_.size());
-    }
-  }
-  return "";
+void page(Case& c, Paging paging, uint32_t seed) {
+  c.pages = PagedCache(c.problem, c.k.view(), c.v.view(), paging, seed);
+}
+
+AttentionInputs Case::inputs() const {
+  const bool paged = pages.block_table().data != nullptr;
+  return {q.view(),
+          paged ? pages.k() : k.view(),
+          paged ? pages.v() : v.view(),
+          pages.block_table(),
+          q_scale.view(),
+          k_scale.view(),
+          v_scale.view()};
 }
 
 OwnedIndex::OwnedIndex(const Problem& problem, const std::vector<std::vector<int32_t>>& rows, int64_t capacity,
@@ -211,19 +320,19 @@ Case make_case(const Problem& problem, uint32_t seed, Values values, Layout layo
   c.problem = problem;
   // Each another layout, so that nobody's strides can stand in for another's.
   const auto next = [&](int step) { return kLayouts[(static_cast<size_t>(layout) + static_cast<size_t>(step)) % 4]; };
-  c.q = GuardedTensor({problem.total_q(), problem.num_q_heads, problem.head_dim}, layout);
-  c.k = GuardedTensor({problem.total_kv(), problem.num_kv_heads, problem.head_dim}, next(1));
-  c.v = GuardedTensor({problem.total_kv(), problem.num_kv_heads, problem.head_dim}, next(2));
+  c.q = GuardedTensor({problem.total_q(), problem.num_q_heads, problem.head_dim}, layout, problem.q_dtype);
+  c.k = GuardedTensor({problem.total_kv(), problem.num_kv_heads, problem.head_dim}, next(1), problem.kv_dtype);
+  c.v = GuardedTensor({problem.total_kv(), problem.num_kv_heads, problem.head_dim}, next(2), problem.kv_dtype);
   std::mt19937 random(seed);
   std::normal_distribution<float> normal;
   const auto draw = [&] {
     const float x = normal(random);
     return values == Values::outliers && random() % 50 == 0 ? 20.0f * x : x;
   };
-  // |logit| up to about 1e4: scale * |q| |k| = sqrt(head_dim) * factor.
-  const float factor = values == Values::large_logits ? 3000.0f : 1.0f;
+  // |logit| up to about 1e4: scale * |q| |k| = sqrt(head_dim) * factor^2; e4m3 ends at 448.
+  const float factor = values == Values::large_logits ? 55.0f : 1.0f;
   c.q.fill([&] { return values == Values::equal ? 1.0f : draw() * factor; });
-  c.k.fill([&] { return values == Values::equal ? 1.0f : draw(); });
+  c.k.fill([&] { return values == Values::equal ? 1.0f : draw() * factor; });
   c.v.fill(draw);
   set_rows(c, hostile_rows(problem, random), index_layout);
   return c;
@@ -248,13 +357,13 @@ void poison_unseen(Case& c) {
       }
     }
   }
-  const float poison[] = {std::numeric_limits<float>::quiet_NaN(), kInfinity, -kInfinity};
+  std::mt19937 random(1);
   for (int64_t j = 0; j < p.total_kv(); ++j) {
     for (int64_t h = 0; h < p.num_kv_heads; ++h) {
       if (seen[static_cast<size_t>(j) * heads + static_cast<size_t>(h)]) continue;
       for (int64_t d = 0; d < p.head_dim; ++d) {
-        c.k.at(j, h, d) = poison[(j + d) % 3];
-        c.v.at(j, h, d) = poison[(j + d + 1) % 3];
+        c.k.at(j, h, d).set_bits(hostile_bits(p.kv_dtype, random));
+        c.v.at(j, h, d).set_bits(hostile_bits(p.kv_dtype, random));
       }
     }
   }
@@ -264,24 +373,38 @@ std::vector<uint32_t> Output::bits() const {
   std::vector<uint32_t> result;
   for (int64_t t = 0; t < o.view().sizes[0]; ++t) {
     for (int64_t h = 0; h < o.view().sizes[1]; ++h) {
-      for (int64_t d = 0; d < o.view().sizes[2]; ++d) result.push_back(std::bit_cast<uint32_t>(o.at(t, h, d)));
-      result.push_back(std::bit_cast<uint32_t>(lse.at(t, h)));
+      for (int64_t d = 0; d < o.view().sizes[2]; ++d) result.push_back(o.at(t, h, d).bits());
+      result.push_back(lse.at(t, h).bits());
     }
   }
   return result;
 }
 
-Output make_output(const Problem& problem, Layout layout) {
-  return {GuardedTensor({problem.total_q(), problem.num_q_heads, problem.head_dim}, layout),
+Output make_output(const Problem& problem, Layout layout, DType o_dtype) {
+  return {GuardedTensor({problem.total_q(), problem.num_q_heads, problem.head_dim}, layout, o_dtype),
           GuardedTensor({problem.total_q(), problem.num_q_heads}, layout)};
 }
 
-std::vector<Runner> sparse_runners() {
+std::vector<Kernel> kernels_for(const Problem& problem) {
+  std::vector<Kernel> fitting = kernels();
+  std::erase_if(fitting, [&](const Kernel& kernel) { return !why_not(kernel, problem).empty(); });
+  return fitting;
+}
+
+std::vector<Isa> isas_for(const Problem& problem) {
+  std::vector<Isa> isas;
+  for (const Kernel& kernel : kernels_for(problem)) {
+    if (kernel.loop_order == LoopOrder::q_outer) isas.push_back(kernel.isa);
+  }
+  return isas;
+}
+
+std::vector<Runner> sparse_runners(const Problem& problem) {
   std::vector<Runner> runners;
-  for (const Kernel& kernel : kernels()) {
-    if (!kernel.available) continue;
+  for (const Kernel& kernel : kernels_for(problem)) {
     const auto add = [&](const char* how, Walk walk, bool small_workspace) {
-      runners.push_back({kernel.name + how, {2, kernel.isa}, kernel.loop_order, false, walk, small_workspace});
+      runners.push_back(
+          {kernel.name + how, {2, kernel.isa}, kernel.loop_order, false, walk, small_workspace, kernel.arithmetic});
     };
     if (kernel.loop_order == LoopOrder::q_outer) {
       add(" per token", Walk::token_tiles, false);
@@ -295,32 +418,33 @@ std::vector<Runner> sparse_runners() {
   return runners;
 }
 
-std::vector<Runner> dense_runners() {
+std::vector<Runner> dense_runners(const Problem& problem) {
   std::vector<Runner> runners;
-  for (const Kernel& kernel : kernels()) {
-    if (!kernel.available || kernel.loop_order != LoopOrder::q_outer) continue;
+  for (const Kernel& kernel : kernels_for(problem)) {
+    if (kernel.loop_order != LoopOrder::q_outer) continue;
     Runner runner;
     runner.name = kernel.name + " dense";
     runner.execution = {2, kernel.isa};
     runner.dense = true;
+    runner.arithmetic = kernel.arithmetic;
     runners.push_back(runner);
   }
   return runners;
 }
 
-std::vector<Runner> all_runners() {
-  std::vector<Runner> runners = sparse_runners();
-  for (const Runner& runner : dense_runners()) runners.push_back(runner);
+std::vector<Runner> all_runners(const Problem& problem) {
+  std::vector<Runner> runners = sparse_runners(problem);
+  for (const Runner& runner : dense_runners(problem)) runners.push_back(runner);
   return runners;
 }
 
-int64_t smallest_workspace(const Case& c) {
+int64_t smallest_workspace(const Problem& problem, const BlockIndex& block_index) {
   int64_t most = 0;
-  const Selection selection = select_blocks(c.problem, c.block_index.view());
+  const Selection selection = select_blocks(problem, block_index);
   for (size_t row = 0; row + 1 < selection.row_ptr.size(); ++row) {
     most = std::max(most, selection.row_ptr[row + 1] - selection.row_ptr[row]);
   }
-  return most * partial_bytes_per_entry(c.problem);
+  return most * partial_bytes_per_entry(problem);
 }
 
 std::vector<QRun> q_runs_of(const Problem& problem, int64_t tokens) {
@@ -337,32 +461,34 @@ std::vector<QRun> q_runs_of(const Problem& problem, int64_t tokens) {
   return runs;
 }
 
-Plan plan_of(const Runner& runner, const Case& c) {
+Plan plan_of(const Runner& runner, const Problem& problem, const BlockIndex& block_index) {
   AttentionOptions options;
   options.execution = runner.execution;
   options.loop_order = runner.loop_order;
-  if (runner.small_workspace) options.workspace_limit = smallest_workspace(c);
-  Plan plan = plan_attention(c.problem, c.block_index.view(), options);
+  if (runner.small_workspace) options.workspace_limit = smallest_workspace(problem, block_index);
+  Plan plan = plan_attention(problem, block_index, options);
   if (runner.loop_order == LoopOrder::q_outer) {
-    const int64_t tile_rows = find_kernel(c.problem, LoopOrder::q_outer, runner.execution).tile_rows;
-    const int64_t group = c.problem.group_size();
+    const int64_t tile_rows = find_kernel(problem, LoopOrder::q_outer, runner.execution).tile_rows;
+    const int64_t group = problem.group_size();
     plan.q_rows_per_tile = runner.walk == Walk::gathered      ? 0
                            : runner.walk == Walk::union_tiles ? tile_rows
                                                               : std::min(tile_rows, group);
     // As many tokens as four tiles hold, or an odd number of gathered ones.
     const int64_t tokens = plan.q_rows_per_tile == 0 ? 37 : std::max<int64_t>(1, 4 * plan.q_rows_per_tile / group);
-    plan.q_runs = q_runs_of(c.problem, tokens);
+    plan.q_runs = q_runs_of(problem, tokens);
   }
   return plan;
 }
 
-Output run(const Runner& runner, const Case& c, Layout out_layout) {
-  Output output = make_output(c.problem, out_layout);
-  if (runner.dense) {
-    dense_attention(c.problem, c.inputs(), output.views(), runner.execution);
-  } else {
-    run_plan(c.problem, c.inputs(), plan_of(runner, c), output.views(), nullptr, runner.execution);
-  }
+void run_into(const Runner& runner, const Problem& problem, const AttentionInputs& inputs,
+              const BlockIndex& block_index, const AttentionOutputs& outputs, void* workspace) {
+  if (runner.dense) return dense_attention(problem, inputs, outputs, runner.execution);
+  run_plan(problem, inputs, plan_of(runner, problem, block_index), outputs, workspace, runner.execution);
+}
+
+Output run(const Runner& runner, const Case& c, Layout out_layout, DType o_dtype) {
+  Output output = make_output(c.problem, out_layout, o_dtype);
+  run_into(runner, c.problem, c.inputs(), c.block_index.view(), output.views());
   return output;
 }
 

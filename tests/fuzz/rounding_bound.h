@@ -64,8 +64,8 @@ inline RowBound row_bound(const Case& c, DType arithmetic, int64_t token, int64_
   RowBound bound{std::vector<double>(static_cast<size_t>(p.head_dim), 1e-36 * num_keys),
                  std::max(std::log(high), -std::log(low)) + 8 * kUnit * (largest + std::log(num_keys) + 1)};
   for (const Key& key : keys) {
-    const double factor = std::max((1 + weight_unit) * std::exp(key.eta) / low - 1,
-                                   1 - (1 - weight_unit) * std::exp(-key.eta) / high);
+    const double factor =
+        std::max((1 + weight_unit) * std::exp(key.eta) / low - 1, 1 - (1 - weight_unit) * std::exp(-key.eta) / high);
     const double weight = std::exp(key.s - exact_lse) * factor + 1e-36;
     for (int64_t d = 0; d < p.head_dim; ++d) {
       const double v = static_cast<double>(c.v.at(key.index, kv_head, d)) * factor_of(c.v_scale);
