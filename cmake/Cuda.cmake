@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-# The CUDA half of the library: src/cuda/*.cu, one object target for Hopper (sm_90a).
+# The CUDA half of the library for Hopper (sm_90a): src/cuda/*.cu, and of the steps the files *_sm90.cu and
+# src/attend/sm90/*.cu, as one object target.
 
 set(CMAKE_CUDA_ARCHITECTURES 90a)
 enable_language(CUDA)
@@ -16,11 +17,11 @@ if(CMAKE_CUDA_COMPILER_VERSION VERSION_LESS 13)
                       "newer; CMAKE_CUDA_COMPILER chooses another, TILESIEVE_CUDA=OFF builds for CPUs alone")
 endif()
 
-file(GLOB TILESIEVE_CUDA_SOURCES CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/src/cuda/*.cu)
-if(TILESIEVE_CUDA_SOURCES)
-  find_package(CUDAToolkit 13 REQUIRED)
-  set(TILESIEVE_HAS_CUDA ON)
-  tilesieve_step(cuda SOURCES ${TILESIEVE_CUDA_SOURCES})
-else()
-  message(NOTICE "TILESIEVE_CUDA is ON, but no CUDA kernel exists yet: this builds the same library as without it")
-endif()
+find_package(CUDAToolkit 13 REQUIRED)
+set(TILESIEVE_HAS_CUDA ON)
+file(GLOB TILESIEVE_CUDA_SOURCES CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/src/cuda/*.cu
+     ${PROJECT_SOURCE_DIR}/src/*/*_sm90.cu ${PROJECT_SOURCE_DIR}/src/attend/sm90/*.cu)
+tilesieve_step(cuda SOURCES ${TILESIEVE_CUDA_SOURCES})
+# constexpr functions of the host serve the device too; -gencode names the one target whose PTX wgmma exists in.
+target_compile_options(tilesieve_cuda PRIVATE $<$<COMPILE_LANGUAGE:CUDA>:--expt-relaxed-constexpr>)
+target_include_directories(tilesieve_cuda PRIVATE ${CUDAToolkit_INCLUDE_DIRS})

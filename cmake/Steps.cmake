@@ -56,6 +56,7 @@ function(tilesieve_library)
   target_link_libraries(tilesieve PRIVATE $<BUILD_INTERFACE:tilesieve_flags> $<BUILD_INTERFACE:fmt::fmt-header-only>
                                           OpenMP::OpenMP_CXX)
   if(TARGET tilesieve_cuda)
+    target_compile_definitions(tilesieve PRIVATE TILESIEVE_HAS_CUDA)
     target_link_libraries(tilesieve PRIVATE CUDA::cudart_static)
   endif()
   target_include_directories(tilesieve PUBLIC $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/include>

@@ -13,6 +13,7 @@
 #include "tilesieve/problem.h"
 #include "tilesieve/roofline.h"
 #include "tilesieve/route.h"
+#include "tilesieve/sparse_prefill_sm90.h"
 #include "tilesieve/tensor.h"
 
 namespace [[gnu::visibility("default")]] tilesieve {

@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: Apache-2.0
+// The sparse prefill on a Hopper GPU: kv-outer attention over given block ids, in four stages on the caller's stream.
+// A call allocates nothing, copies nothing to the host and never waits; sizes come from shapes alone, everything that
+// depends on data is decided on the device. So a call can be captured in a CUDA graph and replayed with other data,
+// other ids and other lengths within the same shapes.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "tilesieve/tensor.h"
+
+namespace [[gnu::visibility("default")]] tilesieve {
+namespace sm90 {
+
+// All on the current CUDA device. An absent tensor has data = nullptr.
+struct PrefillInputs {
+  // [total_q, num_q_heads, head_dim] bf16 or e4m3. bf16 queries of e4m3 keys are quantised in the call, with a
+  // scale for each (token, head). head_dim is 64 or 128; num_q_heads / num_kv_heads is 1, 2, 4, 8 or 16.
+  TensorView q;
+  // Packed [total_kv, num_kv_heads, head_dim], or pages [num_pages, page_size, num_kv_heads, head_dim] with page_size =
+  // kv_block_size. bf16 or e4m3, v as k. Strides in multiples of 16 bytes, head_dim contiguous.
+  TensorView k, v;
+  // i32 [num_kv_heads, total_q, top_k], top_k at most 32, any strides: ids of key blocks inside the token's own
+  // sequence, in any order. -1, ids out of range and blocks wholly in the future contribute nothing, a duplicate once.
+  TensorView block_index;
+  TensorView cu_seqlens_q;   // i32 [num_sequences + 1], from 0; query tokens behind the last are padding: 0 and -inf
+  TensorView cu_seqlens_kv;  // i32 [num_sequences + 1], from 0; packed keys
+  TensorView kv_lens;        // i32 [num_sequences]; paged keys
+  // i32 [num_sequences, max_pages]; paged keys. A page outside [0, num_pages) reads as zeros.
+  TensorView block_table;
+  // f32 [1] or [num_kv_heads], optional, positive: what stored e4m3 (or bf16) values are to be multiplied by.
+  TensorView q_scale, k_scale, v_scale;
+};
+
+struct PrefillOutputs {
+  TensorView o;    // [total_q, num_q_heads, head_dim] bf16 or f16
+  TensorView lse;  // f32 [total_q, num_q_heads], optional: natural log of the sum over exp(scaled logits)
+};
+
+struct PrefillOptions {
+  int64_t kv_block_size = 128;  // 128 or 64
+  bool causal = true;           // bottom-right: query i of a sequence stands at position kv_len - q_len + i
+  double softmax_scale = 0.0;   // 0 = 1 / sqrt(head_dim)
+  // Bytes of the partials that lie in memory at a time. A call that needs more works in passes: by KV heads first,
+  // then by ranges of 256 query tokens and more.
+  int64_t workspace_limit = int64_t{5} << 28;
+  // Key blocks of all sequences together, where the caller knows a bound. 0 = what the shapes allow: with pages
+  // num_sequences * max_pages, which costs time and workspace when it is far above the truth. Tokens of sequences that
+  // do not fit get NaN where they picked a block past the bound.
+  int64_t max_kv_blocks = 0;
+};
+
+// Bytes that sparse_prefill needs for these shapes. Reads no device memory. Throws Error as sparse_prefill does.
+int64_t sparse_prefill_workspace(const PrefillInputs& inputs, const PrefillOutputs& outputs,
+                                 const PrefillOptions& options = {});
+
+// Enqueues the call on `stream` (a cudaStream_t; nullptr = the default stream). `workspace` is device memory aligned to
+// 256 bytes; nothing of it needs to be initialised or kept. Throws Error naming the argument, what was got and what
+// exists; nothing has been enqueued then.
+void sparse_prefill(const PrefillInputs& inputs, const PrefillOutputs& outputs, const PrefillOptions& options,
+                    void* workspace, int64_t workspace_bytes, void* stream);
+
+// Names of the attend kernels that exist in this build; empty without CUDA.
+std::vector<std::string> prefill_kernel_names();
+
+// Empty when this build and the current device can run the call, else why not.
+std::string why_no_prefill();
+
+}  // namespace sm90
+}  // namespace tilesieve

@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a kernel of the table is compiled for, and how its shared memory lies.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp8.h>
+
+#include <cstdint>
+#include <type_traits>
+
+namespace tilesieve::sm90 {
+
+inline constexpr int kTileRows = 64;     // (token, head) rows of a tile: one warpgroup's product
+inline constexpr int kNumConsumers = 2;  // warpgroups that take tiles in turn
+inline constexpr int kThreads = 128 * (kNumConsumers + 1);
+inline constexpr int kKvStages = 2;  // blocks of keys and values at hand
+
+template <class Element, int HeadDim, int BlockSize, int QStages>
+struct Config {
+  using element = Element;
+  static constexpr bool kE4m3 = std::is_same_v<Element, __nv_fp8_e4m3>;
+  static constexpr int kHeadDim = HeadDim, kBlock = BlockSize, kQStages = QStages;
+  static_assert(QStages % kNumConsumers == 0, "a stage belongs to one consumer: see barrier_wait");
+  static constexpr int kElementBytes = kE4m3 ? 1 : 2;
+  static constexpr int kStepElements = 32 / kElementBytes;  // k of one wgmma
+
+  // A row of head_dim elements lies in panels as wide as the swizzle, all rows of a panel together.
+  static constexpr int kRowBytes = HeadDim * kElementBytes;
+  static constexpr int kPanelBytes = kRowBytes < 128 ? kRowBytes : 128;
+  static constexpr int kPanels = kRowBytes / kPanelBytes;
+  static constexpr int kPanelElements = kPanelBytes / kElementBytes;
+  static constexpr int kQBytes = kTileRows * kRowBytes;
+  static constexpr int kKvBytes = BlockSize * kRowBytes;
+
+  // e4m3 products want values with their keys side by side: a transposed copy, head_dim rows of one byte a key.
+  static constexpr int kTransposedBytes = kE4m3 ? HeadDim * BlockSize : 0;
+
+  // P is scaled by 448, the largest e4m3: 2^-9 of the block's largest probability becomes 2^-0.2.
+  static constexpr float kLogPScale = kE4m3 ? 8.807354922057604f : 0.0f;  // log2(448)
+};
+
+// What a consumer must know of a tile; written by the producer into the tile's stage.
+struct alignas(16) TileInfo {
+  int32_t row_base;    // of its partials
+  int32_t num_rows;    // 0 to 64; -1 = no more tiles
+  int32_t kv_ordinal;  // how many blocks came before: stage and parity
+  int32_t flags;       // kMasked, kLastOfBlock
+  int32_t valid_keys;
+  int32_t limit_offset;
+  float logit_scale;   // of raw products to log2 units
+  int32_t first_head;  // query head of row 0
+};
+inline constexpr int32_t kMasked = 1;       // some row does not see the whole block
+inline constexpr int32_t kLastOfBlock = 2;  // the consumer's last tile of this block
+
+template <class Config>
+struct alignas(1024) Shared {
+  alignas(1024) uint8_t k[kKvStages][Config::kKvBytes];
+  alignas(1024) uint8_t v[kKvStages][Config::kKvBytes];
+  alignas(1024) uint8_t v_transposed[Config::kE4m3 ? kKvStages : 1][Config::kE4m3 ? Config::kTransposedBytes : 16];
+  alignas(1024) uint8_t q[Config::kQStages][Config::kQBytes];
+  TileInfo info[Config::kQStages];
+  int32_t tokens[Config::kQStages][kTileRows];
+  int32_t valid_keys[kKvStages];  // of the block; -1 = no more blocks
+  uint64_t q_full[Config::kQStages], q_empty[Config::kQStages];
+  uint64_t k_full[kKvStages], v_landed[kKvStages], v_full[kKvStages], kv_empty[kKvStages];
+};
+
+}  // namespace tilesieve::sm90

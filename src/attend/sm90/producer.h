@@ -1,0 +1,145 @@
+// SPDX-License-Identifier: Apache-2.0
+// The producer warp: keys and values of a block once a piece, and the queries of its tiles, as far ahead as the rings
+// allow. Every barrier wait of it is for something that the consumers do without it.
+#pragma once
+
+#include "attend/sm90/work.h"
+#include "cuda/copy.h"
+
+namespace tilesieve::sm90 {
+
+template <class Config>
+__device__ void load_block(Shared<Config>& shared, const CUtensorMap& k_map, const CUtensorMap& v_map,
+                           const Piece& piece, int stage) {
+  shared.valid_keys[stage] = piece.block.valid_keys;
+  cuda::barrier_arrive_expect(&shared.k_full[stage], Config::kKvBytes);
+  cuda::barrier_arrive_expect(&shared.v_landed[stage], Config::kKvBytes);
+#pragma unroll
+  for (int panel = 0; panel < Config::kPanels; ++panel) {
+    const int offset = panel * Config::kBlock * Config::kPanelBytes, x = panel * Config::kPanelElements;
+    cuda::copy_box_4d(shared.k[stage] + offset, &k_map, &shared.k_full[stage], x, piece.head, piece.block.kv_token,
+                      piece.block.kv_page);
+    cuda::copy_box_4d(shared.v[stage] + offset, &v_map, &shared.v_landed[stage], x, piece.head, piece.block.kv_token,
+                      piece.block.kv_page);
+  }
+}
+
+// Lane i fetches the heads of token i as one box a panel.
+template <class Config>
+__device__ void gather_boxes(Shared<Config>& shared, const CUtensorMap& q_map, const AttendArgs& args, int stage,
+                             int32_t token, int num_tokens, int first_head, int lane) {
+  const int group = args.sizes.group_size;
+  if (lane == 0) cuda::barrier_arrive_expect(&shared.q_full[stage], num_tokens * group * Config::kRowBytes);
+  __syncwarp();
+  if (lane >= num_tokens) return;
+#pragma unroll
+  for (int panel = 0; panel < Config::kPanels; ++panel) {
+    uint8_t* box = shared.q[stage] + panel * kTileRows * Config::kPanelBytes + lane * group * Config::kPanelBytes;
+    cuda::copy_box_3d(box, &q_map, &shared.q_full[stage], panel * Config::kPanelElements, first_head,
+                      token - args.q_origin);
+  }
+}
+
+// All lanes fetch 16 bytes at a time into the place that the swizzle gives them.
+template <class Config>
+__device__ void gather_rows(Shared<Config>& shared, const AttendArgs& args, int stage, int num_tokens, int first_head,
+                            int lane) {
+  constexpr int kChunks = Config::kRowBytes / 16, kPanelChunks = Config::kPanelBytes / 16;
+  const uint32_t tile = cuda::shared_address(shared.q[stage]);
+  const int group = args.sizes.group_size, rows = num_tokens << args.group_shift;
+  for (int i = lane; i < rows * kChunks; i += 32) {
+    const int row = i / kChunks, chunk = i % kChunks;
+    const int64_t token = shared.tokens[stage][row >> args.group_shift] - args.q_origin;
+    const uint8_t* source = static_cast<const uint8_t*>(args.q) + token * args.q_token_bytes +
+                            (first_head + (row & (group - 1))) * args.q_head_bytes + chunk * 16;
+    const uint32_t offset = row * Config::kPanelBytes + chunk % kPanelChunks * 16;
+    const uint32_t swizzled = offset ^ ((offset >> 7) & (kPanelChunks - 1)) << 4;
+    cuda::copy_16_bytes(tile + chunk / kPanelChunks * (kTileRows * Config::kPanelBytes) + swizzled, source);
+  }
+  cuda::barrier_arrive_after_copies(&shared.q_full[stage]);
+  __syncwarp();
+  if (lane == 0) cuda::barrier_arrive(&shared.q_full[stage]);
+}
+
+// Consumers release blocks tile by tile, so each must meet every block: a block of one tile gives the other an empty
+// one.
+template <class Config>
+__device__ void produce(Shared<Config>& shared, const CUtensorMap& q_map, const CUtensorMap& k_map,
+                        const CUtensorMap& v_map, const AttendArgs& args) {
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const int tile_tokens = kTileRows >> args.group_shift;
+  Ring<Config::kQStages> q_ring;
+  Ring<kKvStages> kv_ring;
+  int32_t ordinal = 0;
+  WorkWalk walk(args);
+  Piece piece;
+  while (walk.next(piece)) {
+    const int32_t* tokens = args.map.q_index + piece.head * args.sizes.entries_per_head();
+    const int32_t head_row =
+        static_cast<int32_t>((piece.head - args.head_begin) * args.sizes.entries_per_head() << args.group_shift);
+    float scale = args.logit_scale;
+    if (args.q_scale.data != nullptr) scale *= args.q_scale.data[piece.head * args.q_scale.head_stride];
+    if (args.k_scale.data != nullptr) scale *= args.k_scale.data[piece.head * args.k_scale.head_stride];
+    auto load_token = [&](int32_t entry, int i) {
+      return entry + i < piece.end && i < tile_tokens ? tokens[entry + i] : 0;
+    };
+    int32_t low = load_token(piece.entry, lane), high = load_token(piece.entry, lane + 32);
+
+    cuda::barrier_wait(&shared.kv_empty[kv_ring.stage], kv_ring.parity ^ 1);
+    if (lane == 0) load_block(shared, k_map, v_map, piece, kv_ring.stage);
+    const int num_slots = max(piece.num_tiles, kNumConsumers);
+    for (int tile = 0; tile < num_slots; ++tile) {
+      const int stage = q_ring.stage;
+      const int num_tokens = tile < piece.num_tiles ? min(tile_tokens, piece.end - piece.entry) : 0;
+      const int32_t my_low = low, my_high = high;
+      low = load_token(piece.entry + tile_tokens, lane);
+      high = load_token(piece.entry + tile_tokens, lane + 32);
+      cuda::barrier_wait(&shared.q_empty[stage], q_ring.parity ^ 1);
+      shared.tokens[stage][lane] = my_low;
+      shared.tokens[stage][lane + 32] = my_high;
+      if (lane == 0) {
+        TileInfo info;
+        info.row_base = head_row + (piece.entry << args.group_shift);
+        info.num_rows = num_tokens << args.group_shift;
+        info.kv_ordinal = ordinal;
+        const bool masked = piece.block.valid_keys < Config::kBlock ||
+                            my_low + piece.block.limit_offset < Config::kBlock;  // ascending: lane 0 sees least
+        info.flags = (masked ? kMasked : 0) | (tile + kNumConsumers >= num_slots ? kLastOfBlock : 0);
+        info.valid_keys = piece.block.valid_keys;
+        info.limit_offset = piece.block.limit_offset;
+        info.logit_scale = scale;
+        info.first_head = piece.head << args.group_shift;
+        shared.info[stage] = info;
+      }
+      __syncwarp();
+      if (args.gather_by_boxes) {
+        gather_boxes(shared, q_map, args, stage, my_low, num_tokens, piece.head << args.group_shift, lane);
+      } else {
+        gather_rows(shared, args, stage, num_tokens, piece.head << args.group_shift, lane);
+      }
+      piece.entry += num_tokens;
+      q_ring.advance();
+    }
+    kv_ring.advance();
+    ++ordinal;
+  }
+  cuda::barrier_wait(&shared.kv_empty[kv_ring.stage], kv_ring.parity ^ 1);
+  if (lane == 0) {
+    shared.valid_keys[kv_ring.stage] = -1;
+    cuda::barrier_arrive(&shared.v_landed[kv_ring.stage]);
+  }
+  for (int i = 0; i < kNumConsumers; ++i) {
+    cuda::barrier_wait(&shared.q_empty[q_ring.stage], q_ring.parity ^ 1);
+    if (lane == 0) shared.info[q_ring.stage].num_rows = -1;
+    __syncwarp();
+    if (args.gather_by_boxes) {
+      if (lane == 0) cuda::barrier_arrive(&shared.q_full[q_ring.stage]);
+    } else {
+      cuda::barrier_arrive(&shared.q_full[q_ring.stage]);
+      if (lane == 0) cuda::barrier_arrive(&shared.q_full[q_ring.stage]);
+    }
+    q_ring.advance();
+  }
+}
+
+}  // namespace tilesieve::sm90

@@ -1,0 +1,411 @@
+// SPDX-License-Identifier: Apache-2.0
+// The Hopper prefill on one screen: check, size, then map -> schedule -> (quantise q) -> attend -> combine.
+#include "sparse_prefill_sm90.h"
+
+#include <algorithm>
+#include <cmath>
+#include <string_view>
+
+#include "base/fail.h"
+#ifdef TILESIEVE_HAS_CUDA
+#include "cuda/device.h"
+#endif
+
+namespace tilesieve::sm90 {
+
+namespace {
+
+constexpr int64_t kAlignment = 256;
+constexpr int64_t kRangeStep = 256;  // query tokens of one CTA of the map
+// Slices of the tiles of a KV head, for each multiprocessor: so many that the last ones to finish are near each other,
+// so few that keys and values are read seldom.
+constexpr int64_t kMaxSlicesPerSm = 16, kMinTilesPerSlice = 32;
+constexpr int64_t kMaxTopK = 32;  // slots are the bits of a word
+
+int64_t ceil_div(int64_t a, int64_t b) { return a / b + (a % b != 0); }
+int64_t round_up(int64_t a, int64_t b) { return ceil_div(a, b) * b; }
+
+bool is_any(DType dtype, std::initializer_list<DType> allowed) {
+  return std::find(allowed.begin(), allowed.end(), dtype) != allowed.end();
+}
+
+std::string names(std::initializer_list<DType> dtypes) {
+  std::string text;
+  for (DType dtype : dtypes) text += (text.empty() ? "" : " or ") + std::string(name_of(dtype));
+  return text;
+}
+
+// A tensor on the GPU of one of these dtypes and exactly these sizes; `shape` says them in words.
+void check_tensor(std::string_view argument, const TensorView& view, std::initializer_list<DType> dtypes,
+                  std::initializer_list<int64_t> sizes, std::string_view shape) {
+  const auto got = [&] { return view.num_dims == 0 ? std::string("nothing") : view.describe(); };
+  if (view.num_dims != static_cast<int>(sizes.size()) || !std::equal(sizes.begin(), sizes.end(), view.sizes.begin())) {
+    fail("{}: got {}, expected {} [{}] = {}", argument, got(), names(dtypes), fmt::join(sizes, ", "), shape);
+  }
+  if (!is_any(view.dtype, dtypes)) fail("{}: got {}, expected {}", argument, got(), names(dtypes));
+  if (view.device.kind != DeviceKind::cuda) fail("{}: lies on the CPU, expected a CUDA device", argument);
+  if (view.num_elements() > 0 && view.data == nullptr) fail("{}: data is null", argument);
+}
+
+// What 16-byte accesses and the copy engine ask of a tensor whose last dimension is head_dim.
+void check_rows(std::string_view argument, const TensorView& view) {
+  const int last = view.num_dims - 1;
+  if (view.strides[last] != 1) {
+    fail("{}: got a stride of {} between channels, expected 1", argument, view.strides[last]);
+  }
+  const int64_t bytes = size_in_bytes(view.dtype);
+  if (reinterpret_cast<uintptr_t>(view.data) % 16 != 0) fail("{}: data is not aligned to 16 bytes", argument);
+  for (int i = 0; i < last; ++i) {
+    if (view.sizes[i] > 1 && (view.strides[i] < 0 || view.strides[i] * bytes % 16 != 0)) {
+      fail("{}: got a stride of {} elements ({} bytes), expected a non-negative multiple of 16 bytes: {}", argument,
+           view.strides[i], view.strides[i] * bytes, view.describe());
+    }
+  }
+}
+
+void check_contiguous_i32(std::string_view argument, const TensorView& view, int64_t size, std::string_view shape) {
+  check_tensor(argument, view, {DType::i32}, {size}, shape);
+  if (!view.is_contiguous()) fail("{}: got a stride of {}, expected 1", argument, view.strides[0]);
+}
+
+PrefillScale check_scale(std::string_view argument, const TensorView& view, int64_t num_kv_heads) {
+  if (view.data == nullptr) return {};
+  const bool one = view.num_dims == 1 && view.sizes[0] == 1;
+  check_tensor(argument, view, {DType::f32}, {one ? 1 : num_kv_heads}, "1 or num_kv_heads");
+  return {view.as<const float>(), one ? 0 : view.strides[0]};
+}
+
+void check_limit(std::string_view argument, int64_t got, int64_t limit) {
+  if (got > limit) fail("{}: got {}, at most {}", argument, got, limit);
+}
+
+}  // namespace
+
+PrefillCall::PrefillCall(const PrefillInputs& inputs, const PrefillOutputs& outputs, const PrefillOptions& options,
+                         int num_sms)
+    : inputs_(inputs), outputs_(outputs) {
+  sizes_.num_sms = num_sms;
+  check(options);
+  size_passes(options.workspace_limit);
+  lay_out();
+}
+
+void PrefillCall::check(const PrefillOptions& options) {
+  const auto& [q, k, v, block_index, cu_q, cu_kv, kv_lens, block_table, q_scale, k_scale, v_scale] = inputs_;
+  const bool paged = k.num_dims == 4;
+  if (q.num_dims != 3) fail("q: got {} dimensions, expected [total_q, num_q_heads, head_dim]", q.num_dims);
+  if (k.num_dims != 3 && !paged) {
+    fail(
+        "k: got {} dimensions, expected [total_kv, num_kv_heads, head_dim] or [num_pages, page_size, num_kv_heads, "
+        "head_dim]",
+        k.num_dims);
+  }
+  const int64_t total_q = q.sizes[0], num_q_heads = q.sizes[1], head_dim = q.sizes[2];
+  const int64_t num_kv_heads = k.sizes[paged ? 2 : 1], block = options.kv_block_size;
+  if (head_dim != 64 && head_dim != 128) fail("q: got head_dim {}, expected 64 or 128", head_dim);
+  if (block != 64 && block != 128) fail("kv_block_size: got {}, expected 64 or 128", block);
+  if (num_kv_heads < 1 || num_q_heads % num_kv_heads != 0 || num_q_heads < 1) {
+    fail("k: got {} KV heads for {} query heads, expected a divisor", num_kv_heads, num_q_heads);
+  }
+  const int64_t group = num_q_heads / num_kv_heads;
+  if (group > 16 || (group & (group - 1)) != 0) {
+    fail("q: got {} query heads a KV head, expected 1, 2, 4, 8 or 16", group);
+  }
+  check_limit("k: KV heads", num_kv_heads, 65535);
+  check_tensor("q", q, {DType::bf16, DType::f8_e4m3}, {total_q, num_q_heads, head_dim},
+               "total_q, num_q_heads, head_dim");
+  if (paged) {
+    if (k.sizes[1] != block) fail("k: got pages of {} tokens, expected kv_block_size = {}", k.sizes[1], block);
+    check_tensor("k", k, {DType::bf16, DType::f8_e4m3}, {k.sizes[0], block, num_kv_heads, head_dim},
+                 "num_pages, page_size, num_kv_heads, head_dim");
+    check_tensor("v", v, {k.dtype}, {k.sizes[0], block, num_kv_heads, head_dim},
+                 "num_pages, page_size, num_kv_heads, head_dim");
+  } else {
+    check_tensor("k", k, {DType::bf16, DType::f8_e4m3}, {k.sizes[0], num_kv_heads, head_dim},
+                 "total_kv, num_kv_heads, head_dim");
+    check_tensor("v", v, {k.dtype}, {k.sizes[0], num_kv_heads, head_dim}, "total_kv, num_kv_heads, head_dim");
+  }
+  if (q.dtype == DType::f8_e4m3 && k.dtype != DType::f8_e4m3) {
+    fail("q: got {} for k and v of {}, expected {}", name_of(q.dtype), name_of(k.dtype), name_of(k.dtype));
+  }
+  check_rows("q", q);
+  check_rows("k", k);
+  check_rows("v", v);
+  if (cu_q.num_dims != 1 || cu_q.sizes[0] < 2) {
+    fail("cu_seqlens_q: got {}, expected i32 [num_sequences + 1] of at least one sequence",
+         cu_q.num_dims == 0 ? "nothing" : cu_q.describe());
+  }
+  const int64_t num_sequences = cu_q.sizes[0] - 1;
+  check_contiguous_i32("cu_seqlens_q", cu_q, num_sequences + 1, "num_sequences + 1");
+  int64_t rows = 0;
+  if (paged) {
+    check_contiguous_i32("kv_lens", kv_lens, num_sequences, "num_sequences");
+    check_tensor("block_table", block_table, {DType::i32}, {num_sequences, block_table.sizes[1]},
+                 "num_sequences, max_pages");
+    if (block_table.sizes[1] > 1 && block_table.strides[1] != 1) {
+      fail("block_table: got a stride of {} between pages, expected 1", block_table.strides[1]);
+    }
+    check_limit("block_table: max_pages", block_table.sizes[1], INT32_MAX / block);
+    sizes_.max_pages = static_cast<int32_t>(std::max<int64_t>(block_table.sizes[1], 1));
+    sizes_.max_kv_len = static_cast<int32_t>(block_table.sizes[1] * block);
+    rows = num_sequences * block_table.sizes[1];
+    batch_.kv_lens = kv_lens.as<const int32_t>();
+    batch_.block_table = block_table.as<const int32_t>();
+    batch_.block_table_stride = block_table.strides[0];
+  } else {
+    check_contiguous_i32("cu_seqlens_kv", cu_kv, num_sequences + 1, "num_sequences + 1");
+    check_limit("k: total_kv", k.sizes[0], INT32_MAX - 2 * block);
+    sizes_.max_kv_len = static_cast<int32_t>(k.sizes[0]);
+    rows = k.sizes[0] / block + num_sequences;
+    batch_.cu_seqlens_kv = cu_kv.as<const int32_t>();
+  }
+  if (options.max_kv_blocks < 0) fail("max_kv_blocks: got {}, expected 0 or more", options.max_kv_blocks);
+  if (options.max_kv_blocks > 0) rows = std::min(rows, options.max_kv_blocks);
+  rows = round_up(std::max<int64_t>(rows, 1), 8);
+  if (block_index.num_dims != 3 || block_index.sizes[2] < 1 || block_index.sizes[2] > kMaxTopK) {
+    fail("block_index: got {}, expected i32 [num_kv_heads, total_q, top_k] with top_k 1 to {}",
+         block_index.num_dims == 0 ? "nothing" : block_index.describe(), kMaxTopK);
+  }
+  check_tensor("block_index", block_index, {DType::i32}, {num_kv_heads, total_q, block_index.sizes[2]},
+               "num_kv_heads, total_q, top_k");
+  check_tensor("o", outputs_.o, {DType::bf16, DType::f16}, {total_q, num_q_heads, head_dim},
+               "total_q, num_q_heads, head_dim");
+  check_rows("o", outputs_.o);
+  if (outputs_.lse.data != nullptr) {
+    check_tensor("lse", outputs_.lse, {DType::f32}, {total_q, num_q_heads}, "total_q, num_q_heads");
+  }
+  if (!(options.softmax_scale >= 0) || !std::isfinite(options.softmax_scale)) {
+    fail("softmax_scale: got {}, expected a positive number, or 0 for 1 / sqrt(head_dim)", options.softmax_scale);
+  }
+  check_limit("q: total_q", total_q, int64_t{1} << 29);
+  check_limit("max_kv_blocks, or the key blocks that the shapes allow,", rows, int64_t{1} << 24);
+
+  static_cast<void>(check_scale("q_scale", q_scale, num_kv_heads));
+  static_cast<void>(check_scale("k_scale", k_scale, num_kv_heads));
+  static_cast<void>(check_scale("v_scale", v_scale, num_kv_heads));
+  quantizes_q_ = q.dtype == DType::bf16 && k.dtype == DType::f8_e4m3;
+  softmax_scale_ = options.softmax_scale != 0 ? options.softmax_scale : 1 / std::sqrt(static_cast<double>(head_dim));
+  sizes_.num_sequences = static_cast<int32_t>(num_sequences);
+  sizes_.num_q_heads = static_cast<int32_t>(num_q_heads);
+  sizes_.num_kv_heads = static_cast<int32_t>(num_kv_heads);
+  sizes_.group_size = static_cast<int32_t>(group);
+  sizes_.head_dim = static_cast<int32_t>(head_dim);
+  sizes_.kv_block_size = static_cast<int32_t>(block);
+  sizes_.total_q = static_cast<int32_t>(total_q);
+  sizes_.top_k = static_cast<int32_t>(block_index.sizes[2]);
+  sizes_.num_rows = static_cast<int32_t>(rows);
+  sizes_.causal = options.causal;
+  batch_.cu_seqlens_q = cu_q.as<const int32_t>();
+  batch_.block_index = block_index.as<const int32_t>();
+  batch_.index_head_stride = block_index.strides[0];
+  batch_.index_token_stride = block_index.strides[1];
+  batch_.index_slot_stride = block_index.strides[2];
+}
+
+// As many query tokens as one KV head's partials leave room for, then as many KV heads; both in equal shares.
+void PrefillCall::size_passes(int64_t workspace_limit) {
+  const int64_t rows_per_token = int64_t{sizes_.top_k} * sizes_.group_size;
+  const int64_t token_bytes = rows_per_token * (sizes_.head_dim * 2 + 8);
+  const int64_t limit = std::min(workspace_limit / token_bytes, INT32_MAX / rows_per_token);  // tokens x KV heads
+  if (workspace_limit < token_bytes * kRangeStep) {
+    fail("workspace_limit: got {} bytes, expected at least {}: the partials of {} query tokens under one KV head",
+         workspace_limit, token_bytes * kRangeStep, kRangeStep);
+  }
+  const int64_t total = std::max<int64_t>(sizes_.total_q, 1);
+  const int64_t largest = total <= limit ? total : limit / kRangeStep * kRangeStep;
+  const int64_t ranges = ceil_div(total, largest);
+  sizes_.range_tokens = static_cast<int32_t>(ranges == 1 ? total : round_up(ceil_div(total, ranges), kRangeStep));
+  const int64_t heads = std::clamp<int64_t>(limit / sizes_.range_tokens, 1, sizes_.num_kv_heads);
+  const int64_t passes = ceil_div(sizes_.num_kv_heads, heads);
+  sizes_.heads_per_pass = static_cast<int32_t>(ceil_div(sizes_.num_kv_heads, passes));
+}
+
+void PrefillCall::lay_out() {
+  const int64_t tiles = sizes_.entries_per_head() / sizes_.tile_tokens();  // at most, but for parts of tiles
+  sizes_.num_slices = static_cast<int32_t>(
+      sizes_.num_sms * std::clamp<int64_t>(tiles / sizes_.num_sms / kMinTilesPerSlice, 1, kMaxSlicesPerSm));
+  const auto take = [this](int64_t bytes) {
+    const int64_t at = layout_.bytes;
+    layout_.bytes += round_up(bytes, kAlignment);
+    return at;
+  };
+  const int64_t heads = sizes_.num_kv_heads, rows = sizes_.num_rows, entries = sizes_.entries_per_head();
+  layout_.kv_lens = take(int64_t{4} * sizes_.num_sequences);
+  layout_.cu_rows = take(int64_t{4} * (sizes_.num_sequences + 1));
+  layout_.offsets = take(4 * heads * rows * sizes_.num_chunks());
+  layout_.q_index = take(4 * heads * entries);
+  layout_.place = take(4 * heads * entries);
+  layout_.blocks = take(static_cast<int64_t>(sizeof(BlockWork)) * heads * rows);
+  layout_.num_tiles = take(4 * heads);
+  layout_.claims = take(8 * heads);
+  layout_.slice_block = take(4 * heads * sizes_.num_slices);
+  if (quantizes_q_) {
+    const int64_t q_rows = int64_t{sizes_.range_tokens} * sizes_.num_q_heads;
+    layout_.q_data = take(q_rows * sizes_.head_dim);
+    layout_.q_row_scale = take(4 * q_rows);
+  }
+  const int64_t partial_rows = sizes_.heads_per_pass * entries * sizes_.group_size;
+  layout_.partials = take(ceil_div(partial_rows, 8) * octet_bytes(sizes_.head_dim));
+}
+
+int32_t PrefillCall::num_ranges() const { return static_cast<int32_t>(ceil_div(sizes_.total_q, sizes_.range_tokens)); }
+
+#ifdef TILESIEVE_HAS_CUDA
+
+namespace {
+
+template <class T>
+T* at(void* workspace, int64_t offset) {
+  return reinterpret_cast<T*>(static_cast<uint8_t*>(workspace) + offset);
+}
+
+}  // namespace
+
+PrefillMap PrefillCall::map_in(void* workspace) const {
+  PrefillMap map;
+  map.kv_lens = at<int32_t>(workspace, layout_.kv_lens);
+  map.cu_rows = at<int32_t>(workspace, layout_.cu_rows);
+  map.offsets = at<int32_t>(workspace, layout_.offsets);
+  map.q_index = at<int32_t>(workspace, layout_.q_index);
+  map.place = at<int32_t>(workspace, layout_.place);
+  map.blocks = at<BlockWork>(workspace, layout_.blocks);
+  map.num_tiles = at<int32_t>(workspace, layout_.num_tiles);
+  map.claims = at<int32_t>(workspace, layout_.claims);
+  map.slice_block = at<int32_t>(workspace, layout_.slice_block);
+  return map;
+}
+
+PrefillPartials PrefillCall::partials_in(void* workspace) const { return {at<uint8_t>(workspace, layout_.partials)}; }
+
+int32_t PrefillCall::heads_from(int32_t head_begin) const {
+  return std::min(sizes_.heads_per_pass, sizes_.num_kv_heads - head_begin);
+}
+
+void PrefillCall::sequence_rows(void* workspace, Stream stream) const {
+  launch_sequence_rows(sizes_, batch_, map_in(workspace), stream);
+}
+
+void PrefillCall::map(void* workspace, int32_t range, Stream stream) const {
+  launch_map(sizes_, batch_, map_in(workspace), range * sizes_.range_tokens, stream);
+}
+
+void PrefillCall::quantize(void* workspace, int32_t range, Stream stream) const {
+  const QuantizedQ out = {at<void>(workspace, layout_.q_data), at<float>(workspace, layout_.q_row_scale)};
+  launch_quantize_q(sizes_, inputs_.q.data, inputs_.q.strides[0], inputs_.q.strides[1], range * sizes_.range_tokens,
+                    out, stream);
+}
+
+KvOuterInputs PrefillCall::attend_inputs(void* workspace, int32_t range) const {
+  const bool paged = sizes_.max_pages != 0;
+  const TensorView &q = inputs_.q, &k = inputs_.k, &v = inputs_.v;
+  KvOuterInputs attend;
+  attend.dtype = k.dtype;
+  if (quantizes_q_) {
+    attend.q = at<void>(workspace, layout_.q_data);
+    attend.q_tokens = sizes_.range_tokens;
+    attend.q_origin = int64_t{range} * sizes_.range_tokens;
+    attend.q_token_stride = int64_t{sizes_.num_q_heads} * sizes_.head_dim;
+    attend.q_head_stride = sizes_.head_dim;
+    attend.q_row_scale = at<float>(workspace, layout_.q_row_scale);
+  } else {
+    attend.q = q.data;
+    attend.q_tokens = q.sizes[0];
+    attend.q_token_stride = q.strides[0];
+    attend.q_head_stride = q.strides[1];
+  }
+  attend.k = k.data != nullptr ? k.data : workspace;  // without keys nothing is read, but a map wants an address
+  attend.v = v.data != nullptr ? v.data : workspace;
+  attend.kv_tokens = k.sizes[paged ? 1 : 0];
+  attend.num_pages = paged ? k.sizes[0] : 1;
+  attend.k_token_stride = k.strides[paged ? 1 : 0];
+  attend.k_head_stride = k.strides[paged ? 2 : 1];
+  attend.k_page_stride = paged ? k.strides[0] : 0;
+  attend.v_token_stride = v.strides[paged ? 1 : 0];
+  attend.v_head_stride = v.strides[paged ? 2 : 1];
+  attend.v_page_stride = paged ? v.strides[0] : 0;
+  attend.q_scale = check_scale("q_scale", inputs_.q_scale, sizes_.num_kv_heads);
+  attend.k_scale = check_scale("k_scale", inputs_.k_scale, sizes_.num_kv_heads);
+  attend.softmax_scale = softmax_scale_;
+  return attend;
+}
+
+void PrefillCall::attend(void* workspace, const KvOuterInputs& inputs, const KvOuterMaps& maps, int32_t head_begin,
+                         Stream stream) const {
+  launch_attend(sizes_, map_in(workspace), inputs, maps, partials_in(workspace), head_begin, heads_from(head_begin),
+                stream);
+}
+
+void PrefillCall::combine(void* workspace, int32_t range, int32_t head_begin, Stream stream) const {
+  PrefillOutput output;
+  output.o = outputs_.o.data;
+  output.f16 = outputs_.o.dtype == DType::f16;
+  output.o_token_stride = outputs_.o.strides[0];
+  output.o_head_stride = outputs_.o.strides[1];
+  output.lse = outputs_.lse.as<float>();
+  output.lse_token_stride = outputs_.lse.strides[0];
+  output.lse_head_stride = outputs_.lse.strides[1];
+  launch_combine(sizes_, map_in(workspace), partials_in(workspace),
+                 check_scale("v_scale", inputs_.v_scale, sizes_.num_kv_heads), output, range * sizes_.range_tokens,
+                 head_begin, heads_from(head_begin), stream);
+}
+
+void PrefillCall::run(void* workspace, Stream stream) const {
+  if (sizes_.total_q == 0) return;
+  sequence_rows(workspace, stream);
+  for (int32_t range = 0; range < num_ranges(); ++range) {
+    map(workspace, range, stream);
+    if (quantizes_q_) quantize(workspace, range, stream);
+    const KvOuterInputs inputs = attend_inputs(workspace, range);
+    const KvOuterMaps maps(sizes_, inputs);
+    for (int32_t head = 0; head < sizes_.num_kv_heads; head += sizes_.heads_per_pass) {
+      attend(workspace, inputs, maps, head, stream);
+      combine(workspace, range, head, stream);
+    }
+  }
+}
+
+int64_t sparse_prefill_workspace(const PrefillInputs& inputs, const PrefillOutputs& outputs,
+                                 const PrefillOptions& options) {
+  return PrefillCall(inputs, outputs, options, cuda::current_device().num_sms).layout().bytes;
+}
+
+void sparse_prefill(const PrefillInputs& inputs, const PrefillOutputs& outputs, const PrefillOptions& options,
+                    void* workspace, int64_t workspace_bytes, void* stream) {
+  const cuda::DeviceFacts device = cuda::current_device();
+  if (device.compute_capability != 90) {
+    fail("device: got compute capability {}.{}, the kernels are for 9.0", device.compute_capability / 10,
+         device.compute_capability % 10);
+  }
+  const PrefillCall call(inputs, outputs, options, device.num_sms);
+  if (workspace_bytes < call.layout().bytes || workspace == nullptr) {
+    fail("workspace: got {} bytes, need {}", workspace == nullptr ? 0 : workspace_bytes, call.layout().bytes);
+  }
+  if (reinterpret_cast<uintptr_t>(workspace) % kAlignment != 0) fail("workspace: not aligned to {} bytes", kAlignment);
+  call.run(workspace, stream);
+}
+
+std::vector<std::string> prefill_kernel_names() {
+  std::vector<std::string> list;
+  for (const PrefillKernel& kernel : prefill_kernels()) list.emplace_back(kernel.name);
+  return list;
+}
+
+std::string why_no_prefill() { return cuda::why_no_device(); }
+
+#else  // without CUDA the call exists and says why it cannot run
+
+int64_t sparse_prefill_workspace(const PrefillInputs&, const PrefillOutputs&, const PrefillOptions&) {
+  fail("sparse_prefill: {}", why_no_prefill());
+}
+
+void sparse_prefill(const PrefillInputs&, const PrefillOutputs&, const PrefillOptions&, void*, int64_t, void*) {
+  fail("sparse_prefill: {}", why_no_prefill());
+}
+
+std::vector<std::string> prefill_kernel_names() { return {}; }
+
+std::string why_no_prefill() { return "this build has no CUDA kernels (TILESIEVE_CUDA=OFF)"; }
+
+#endif
+
+}  // namespace tilesieve::sm90

@@ -1,0 +1,124 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the Hopper prefill decides and refuses on the host, from shapes alone: no GPU and no CUDA needed.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "sparse_prefill_sm90.h"
+#include "tilesieve/error.h"
+
+namespace tilesieve::testing {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+constexpr int kNumSms = 132;
+
+// Views of device tensors that nobody reads.
+TensorView fake(DType dtype, std::vector<int64_t> sizes) {
+  TensorView view = contiguous_view(reinterpret_cast<void*>(uintptr_t{1} << 20), dtype, sizes);
+  view.device.kind = DeviceKind::cuda;
+  return view;
+}
+
+struct Call {
+  sm90::PrefillInputs inputs;
+  sm90::PrefillOutputs outputs;
+  sm90::PrefillOptions options;
+
+  Call(int64_t total_q, int64_t q_heads, int64_t kv_heads, int64_t top_k, DType q_dtype = DType::bf16,
+       DType kv_dtype = DType::bf16) {
+    inputs.q = fake(q_dtype, {total_q, q_heads, 128});
+    inputs.k = inputs.v = fake(kv_dtype, {300, 128, kv_heads, 128});
+    inputs.block_index = fake(DType::i32, {kv_heads, total_q, top_k});
+    inputs.cu_seqlens_q = fake(DType::i32, {4});
+    inputs.kv_lens = fake(DType::i32, {3});
+    inputs.block_table = fake(DType::i32, {3, 100});
+    outputs.o = fake(DType::bf16, {total_q, q_heads, 128});
+  }
+  sm90::PrefillCall make() const { return {inputs, outputs, options, kNumSms}; }
+  std::string refusal() const {
+    try {
+      make();
+    } catch (const Error& error) {
+      return error.what();
+    }
+    return "accepted";
+  }
+};
+
+TEST(PrefillSizes, PartialsStayBelowTheLimit) {
+  for (int64_t total_q : {1, 255, 256, 1000, 8192, 16384, 16385, 100000}) {
+    for (int64_t limit : {int64_t{64} << 20, int64_t{5} << 28, int64_t{8} << 30}) {
+      Call call(total_q, 64, 4, 16);
+      call.options.workspace_limit = limit;
+      const sm90::PrefillCall made = call.make();
+      const PrefillSizes& sizes = made.sizes();
+      const int64_t partials = sizes.heads_per_pass * sizes.entries_per_head() * 16 * (128 * 2 + 8);
+      EXPECT_LE(partials, limit) << total_q;
+      EXPECT_GE(int64_t{made.num_ranges()} * sizes.range_tokens, total_q);
+      EXPECT_LT(int64_t{made.num_ranges() - 1} * sizes.range_tokens, total_q);
+      // KV heads first: queries are cut only where one KV head alone does not fit.
+      if (made.num_ranges() > 1) {
+        EXPECT_EQ(sizes.heads_per_pass, 1);
+        EXPECT_GT(total_q * 16 * 16 * (128 * 2 + 8), limit);
+      }
+      EXPECT_LE(made.layout().bytes, partials + total_q * 1400 + (int64_t{4} << 20)) << "all that is not partials";
+    }
+  }
+}
+
+TEST(PrefillSizes, DefaultLimitHoldsTheModelShape) {
+  // 16,384 tokens of 16 picks and 16 heads a KV head: 1.03 GiB a KV head, so four passes of one range.
+  const sm90::PrefillCall made = Call(16384, 64, 4, 16).make();
+  EXPECT_EQ(made.num_ranges(), 1);
+  EXPECT_EQ(made.sizes().heads_per_pass, 1);
+  EXPECT_LT(made.layout().bytes, int64_t{5} << 28);
+  EXPECT_EQ(Call(8192, 64, 4, 16).make().sizes().heads_per_pass, 2);
+}
+
+TEST(PrefillSizes, QuantisedQueriesCountInTheWorkspace) {
+  const int64_t plain = Call(4096, 64, 4, 16, DType::f8_e4m3, DType::f8_e4m3).make().layout().bytes;
+  const sm90::PrefillCall quantising = Call(4096, 64, 4, 16, DType::bf16, DType::f8_e4m3).make();
+  EXPECT_TRUE(quantising.quantizes_q());
+  EXPECT_EQ(quantising.layout().bytes - plain, int64_t{4096} * 64 * (128 + 4));
+}
+
+TEST(PrefillRefusals, NameTheArgumentWhatWasGotAndWhatExists) {
+  const auto refused = [](auto change) {
+    Call call(512, 64, 4, 16);
+    change(call);
+    return call.refusal();
+  };
+  EXPECT_EQ(refused([](Call&) {}), "accepted");
+  EXPECT_THAT(refused([](Call& c) { c.inputs.q = fake(DType::bf16, {512, 64, 96}); }),
+              AllOf(HasSubstr("head_dim 96"), HasSubstr("64 or 128")));
+  EXPECT_THAT(refused([](Call& c) { c.inputs.q.dtype = DType::f32; }),
+              AllOf(HasSubstr("q: got f32"), HasSubstr("bf16")));
+  EXPECT_THAT(refused([](Call& c) { c.inputs.q.dtype = DType::f8_e4m3; }),
+              HasSubstr("q: got e4m3 for k and v of bf16"));
+  EXPECT_THAT(refused([](Call& c) { c.inputs.v.dtype = DType::f8_e4m3; }), HasSubstr("v: got"));
+  EXPECT_THAT(refused([](Call& c) { c.inputs.k.dtype = c.inputs.v.dtype = DType::f8_e5m2; }), HasSubstr("k: got e5m2"));
+  EXPECT_THAT(refused([](Call& c) { c.options.kv_block_size = 32; }), HasSubstr("kv_block_size: got 32"));
+  EXPECT_THAT(refused([](Call& c) { c.options.kv_block_size = 64; }), HasSubstr("k: got pages of 128 tokens"));
+  EXPECT_THAT(refused([](Call& c) { c.inputs.q.strides[1] = 100; }),
+              AllOf(HasSubstr("q: got a stride of 100"), HasSubstr("16 bytes")));
+  EXPECT_THAT(refused([](Call& c) { c.inputs.k.strides[3] = 2; }), HasSubstr("k: got a stride of 2 between channels"));
+  EXPECT_THAT(refused([](Call& c) { c.inputs.k.device.kind = DeviceKind::cpu; }), HasSubstr("k: lies on the CPU"));
+  EXPECT_THAT(refused([](Call& c) { c.inputs.block_index = fake(DType::i32, {4, 512, 33}); }),
+              HasSubstr("top_k 1 to 32"));
+  EXPECT_THAT(refused([](Call& c) { c.inputs.block_index.dtype = DType::i64; }), HasSubstr("block_index: got i64"));
+  EXPECT_THAT(refused([](Call& c) { c.inputs.kv_lens = {}; }), HasSubstr("kv_lens: got nothing"));
+  EXPECT_THAT(refused([](Call& c) { c.inputs.block_table = fake(DType::i32, {2, 100}); }),
+              HasSubstr("block_table: got"));
+  EXPECT_THAT(refused([](Call& c) { c.inputs.k_scale = fake(DType::f32, {3}); }), HasSubstr("k_scale: got"));
+  EXPECT_THAT(refused([](Call& c) { c.outputs.o.dtype = DType::f32; }), HasSubstr("o: got f32"));
+  EXPECT_THAT(refused([](Call& c) { c.options.softmax_scale = -1; }), HasSubstr("softmax_scale: got -1"));
+  EXPECT_THAT(refused([](Call& c) { c.options.workspace_limit = 1 << 20; }),
+              AllOf(HasSubstr("workspace_limit: got 1048576"), HasSubstr("expected at least")));
+  EXPECT_THAT(Call(512, 96, 4, 16).refusal(), HasSubstr("24 query heads a KV head"));
+  EXPECT_THAT(Call(512, 128, 4, 16).refusal(), HasSubstr("32 query heads a KV head"));
+}
+
+}  // namespace
+}  // namespace tilesieve::testing

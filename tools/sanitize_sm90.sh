@@ -1,0 +1,10 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# Runs compute-sanitizer over some small cases of the Hopper kernels: tools/sanitize_sm90.sh TEST-BINARY
+# racecheck reports the hand-over of a stage by one lane for its warp: docs/kv-outer.md says why that is no race.
+set -euo pipefail
+cases='All/PrefillKernels.AgreesWithFloat64/*_d128_b128_g16:*AgreesWithFloat64/*_d64_b64_g4:*NothingToAttend*'
+for tool in memcheck synccheck initcheck racecheck; do
+  echo "== $tool"
+  compute-sanitizer --tool "$tool" --print-limit 20 "$1" --gtest_filter="$cases" | tail -n 3
+done
