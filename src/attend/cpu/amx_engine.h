@@ -408,13 +408,14 @@ struct AmxEngine {
     return _mm512_max_ps(other, largest);
   }
 
-  // The weights of one row; gives the lane-wise sums.
+  // The weights of one row; gives the lane-wise sums. The product is rounded before the difference, as m was: the
+  // largest score weighs exactly 1, however large it is.
   TILESIEVE_INLINE static Vec::Reg weigh_row(float* row, int64_t keys, Vec::Reg scale, float m) {
     const Vec::Reg shift = Vec::set1(m == -__builtin_inff() ? 0.0f : m);
     Vec::Reg sum = Vec::zero(), other = Vec::zero();
     for (int64_t j = 0; j < keys; j += 2 * Vec::kLanes) {
-      const Vec::Reg p = exp2_for_bf16(_mm512_fmsub_ps(Vec::load(row + j), scale, shift));
-      const Vec::Reg q = exp2_for_bf16(_mm512_fmsub_ps(Vec::load(row + j + Vec::kLanes), scale, shift));
+      const Vec::Reg p = exp2_for_bf16(Vec::sub(Vec::mul(Vec::load(row + j), scale), shift));
+      const Vec::Reg q = exp2_for_bf16(Vec::sub(Vec::mul(Vec::load(row + j + Vec::kLanes), scale), shift));
       sum = Vec::add(sum, p);
       other = Vec::add(other, q);
       _mm512_storeu_si512(row + j / 2, (__m512i)_mm512_cvtne2ps_pbh(q, p));
