@@ -43,7 +43,9 @@ const std::vector<IsaKernels>& isa_kernels() {
   static const std::vector<DType> all = {DType::f32, DType::bf16, DType::f16, DType::f8_e4m3};
   static const std::vector<DType> exact_in_bf16 = {DType::bf16, DType::f8_e4m3};
   // Chosen to rank the loops as they were measured on one and on 16 cores (docs/perf-log.md).
-  static const LoopCosts vectors, pairs = {1.25, 1.05, 6.0, 12.0, 8.0, 12.0}, tiles = {1.6, 1.2, 3.0, 3.0, 24.0, 24.0};
+  static const LoopCosts vectors;
+  [[maybe_unused]] static const LoopCosts pairs = {1.25, 1.05, 6.0, 12.0, 8.0, 12.0};
+  [[maybe_unused]] static const LoopCosts tiles = {1.6, 1.2, 3.0, 3.0, 24.0, 24.0};
   static const std::vector<IsaKernels> rows = {
 #if defined(TILESIEVE_HAS_amx)
       {Isa::amx, DType::bf16, exact_in_bf16, tiles},

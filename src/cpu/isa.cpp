@@ -120,7 +120,7 @@ Isa vector_isa(Isa isa) {
   return std::min(isa, Isa::avx512);
 }
 
-const BlockMaxOps* block_max_ops(Isa isa, DType rows, DType keys) {
+const BlockMaxOps* block_max_ops([[maybe_unused]] Isa isa, [[maybe_unused]] DType rows, [[maybe_unused]] DType keys) {
 #if defined(TILESIEVE_HAS_amx)
   const auto exact = [](DType dtype) { return dtype == DType::bf16 || dtype == DType::f8_e4m3; };
   if (isa == Isa::best && is_available(Isa::amx)) isa = Isa::amx;

@@ -39,6 +39,14 @@ struct Vec {
     return a * b + c;
 #endif
   }
+  // The same in one lane, rounded alike.
+  static float fma(float a, float b, float c) {
+#if defined(__aarch64__)
+    return __builtin_fmaf(a, b, c);
+#else
+    return a * b + c;
+#endif
+  }
 
   // The larger of the two; a NaN in x is ignored.
   static Reg max_ignoring_nan(Reg x, Reg running) { return select(x > running, x, running); }
@@ -117,7 +125,7 @@ struct Vec {
                             int num_columns, const float* factor) {
     for (int i = 0; i < num_rows; ++i) {
       for (int c = 0; c < num_columns; ++c) {
-        rows[i][column + c] = rows[i][column + c] * factor[i] + src[c * src_step + i];
+        rows[i][column + c] = fma(rows[i][column + c], factor[i], src[c * src_step + i]);
       }
     }
   }
