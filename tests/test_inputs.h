@@ -155,7 +155,7 @@ struct Output {
 Output make_output(const Problem& problem, Layout layout = Layout::packed, DType o_dtype = DType::f32);
 
 // How q-outer walks: tiles of one token, tiles of several tokens over the union of their blocks, or the rows that
-// picked a block gathered into tiles. The first two give the same bits, the last rounds otherwise.
+// picked a block gathered into tiles. All give the same bits.
 enum class Walk { token_tiles, union_tiles, gathered };
 
 // One way of asking for an attention.

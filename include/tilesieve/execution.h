@@ -10,8 +10,8 @@
 namespace [[gnu::visibility("default")]] tilesieve {
 
 // Ordered: a later set is preferred where the machine has it and a kernel exists for the problem. avx512_bf16 and amx
-// compute products of bf16 and have kernels for bf16 and e4m3 storage alone; everything around those (routing,
-// combining) runs as avx512 under them.
+// compute products of bf16 and have kernels for bf16 and e4m3 storage alone; everything around those (combining,
+// routing but for the index branch, which amx scores) runs as avx512 under them.
 enum class Isa : uint8_t { portable, avx2, avx512, avx512_bf16, amx, best = 255 };
 
 std::string_view name_of(Isa isa);
