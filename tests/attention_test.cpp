@@ -157,8 +157,7 @@ TEST_P(AttentionAlone, SparseAndDenseMatchFloat64) {
 INSTANTIATE_TEST_SUITE_P(All, AttentionAlone,
                          ::testing::Values("hq=16 hkv=1 d=128 q=48 kv=700 block=128 topk=3",
                                            "hq=16 hkv=1 d=128 q=48 kv=700 block=128 topk=3 dtype=bf16",
-                                           "hq=16 hkv=1 d=128 q=48 kv=700 block=128 topk=3 dtype=e4m3 qdtype=bf16",
-                                           "hq=6 hkv=2 d=64 q=150 kv=400 block=64 topk=4",
+                                           "hq=6 hkv=2 d=64 q=150 kv=400 block=64 topk=4 dtype=e4m3 qdtype=bf16",
                                            "hq=64 hkv=1 d=64 q=20 kv=600 block=16 topk=16",
                                            "hq=4 hkv=4 d=256 q=100 kv=300 block=32 topk=5 causal=0"));
 
