@@ -17,9 +17,9 @@ namespace {
 
 constexpr int64_t kAlignment = 256;
 constexpr int64_t kRangeStep = 256;  // query tokens of one CTA of the map
-// Slices of the tiles of a KV head, for each multiprocessor: so many that the last ones to finish are near each other,
-// so few that keys and values are read seldom.
-constexpr int64_t kMaxSlicesPerSm = 16, kMinTilesPerSlice = 32;
+// Rounds of slices of the tiles of a KV head, see PrefillSizes::slice_begin: of fourteen the last slice is a hundredth
+// of a multiprocessor's share, and below 16 tiles for each round there would be slices of two or three.
+constexpr int64_t kMaxRounds = 14, kTilesPerRound = 16;
 constexpr int64_t kMaxTopK = 32;  // slots are the bits of a word
 
 int64_t ceil_div(int64_t a, int64_t b) { return a / b + (a % b != 0); }
@@ -222,8 +222,8 @@ void PrefillCall::size_passes(int64_t workspace_limit) {
 
 void PrefillCall::lay_out() {
   const int64_t tiles = sizes_.entries_per_head() / sizes_.tile_tokens();  // at most, but for parts of tiles
-  sizes_.num_slices = static_cast<int32_t>(
-      sizes_.num_sms * std::clamp<int64_t>(tiles / sizes_.num_sms / kMinTilesPerSlice, 1, kMaxSlicesPerSm));
+  sizes_.num_slices = static_cast<int32_t>(sizes_.num_sms *
+                                           std::clamp<int64_t>(tiles / sizes_.num_sms / kTilesPerRound, 1, kMaxRounds));
   const auto take = [this](int64_t bytes) {
     const int64_t at = layout_.bytes;
     layout_.bytes += round_up(bytes, kAlignment);

@@ -2,7 +2,7 @@
 // A thread takes 16 bytes of every partial of a token, so a (token, KV head) takes group_size * head_dim / 8 threads.
 // The stage is bound by memory, if nothing else is in the way: no branches in the merging (dead slots have weight 0 and
 // value 0), and loads in flight all the time. From eight heads a group a partial is one piece of memory, and a warp
-// keeps three batches of bulk copies coming (combine_stream_kernel); below, threads load for themselves
+// keeps batches of bulk copies coming (combine_stream_kernel); below, threads load for themselves
 // (combine_gather_kernel).
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
@@ -21,7 +21,6 @@ namespace {
 
 constexpr int kThreads = 256;
 constexpr int kMaxPicks = 32;
-constexpr int kBatch = 16;     // partials of a token at a time
 constexpr int kMaxRows = 32;   // of a CTA: its threads x 8 channels over head_dim 64
 constexpr int kMaxUnits = 32;  // tokens of a CTA: 8 threads take a head of 64 channels
 
@@ -52,6 +51,7 @@ struct Merged {
   float largest = -INFINITY, total = 0.0f, sum[8] = {};
 };
 
+template <int kBatch>
 __device__ void merge(Merged& state, const uint4 (&values)[kBatch], const float2 (&stats)[kBatch]) {
   float peak = state.largest;
 #pragma unroll
@@ -111,6 +111,7 @@ __device__ void write(const CombineArgs& args, const Lane& lane, int32_t head, i
 }
 
 __global__ void __launch_bounds__(kThreads, 2) combine_gather_kernel(const __grid_constant__ CombineArgs args) {
+  constexpr int kBatch = kMaxPicks / 2;
   cuda::wait_for_previous();
   cuda::let_next_begin();
   __shared__ GatherShared shared;
@@ -192,8 +193,12 @@ __global__ void __launch_bounds__(kThreads, 2) combine_gather_kernel(const __gri
   write(args, lane, head, t, merged, overflow);
 }
 
+// Two CTAs on a multiprocessor, each with a warp that asks: one alone ends at 3.5 TB/s, however it stages its batches.
+constexpr int kStreamCtas = 2;
 constexpr int kStages = 3;
+constexpr int kBatch = 8;        // partials of a token at a time
 constexpr int kStreamUnits = 4;  // tokens of a batch: eight heads of 64 channels take 64 threads
+constexpr int kStreamThreads = kThreads + 32;
 
 constexpr int kEntryBytes = kThreads * 16 + kMaxRows * 8;  // of all tokens of a batch; with their m and l
 
@@ -215,13 +220,13 @@ class StreamSteps {
              static_cast<int32_t>(gridDim.x) * batches_;
   }
   struct Step {
-    int32_t head, first_token, batch, turn;  // of the pass, of the range, of the token, of the CTA
+    int32_t head, first_token, batch;  // of the pass, of the range, of the token
   };
   __device__ Step at(int32_t step) const {
     const int32_t turn = batches_ == 1 ? step : step / batches_;
     const int32_t group = turn * static_cast<int32_t>(gridDim.x) + static_cast<int32_t>(blockIdx.x);
     const int32_t head = group / groups_of_head_;
-    return {head, (group - head * groups_of_head_) * units_, step - turn * batches_, turn};
+    return {head, (group - head * groups_of_head_) * units_, step - turn * batches_};
   }
   __device__ int32_t count() const { return count_; }
   __device__ int32_t units() const { return units_; }
@@ -245,7 +250,7 @@ __device__ void stream_partials(const CombineArgs& args, StreamShared& shared) {
 #pragma unroll
     for (int unit = 0; unit < kStreamUnits; ++unit) places[unit] = kNoPlace;
     if (step >= steps.count()) return;
-    const auto [head, first_token, batch, turn] = steps.at(step);
+    const auto [head, first_token, batch] = steps.at(step);
 #pragma unroll
     for (int unit = 0; unit < kStreamUnits; ++unit) {
       const int32_t local = first_token + unit;
@@ -260,13 +265,13 @@ __device__ void stream_partials(const CombineArgs& args, StreamShared& shared) {
   int stage = 0;
   uint32_t parity = 1;
   for (int32_t step = 0; step < steps.count(); ++step) {
-    int32_t places[kStreamUnits], slots[kStreamUnits];
+    // All but the copies themselves before the wait: what follows it is on the way of every batch.
+    int32_t places[kStreamUnits], slots[kStreamUnits], live[kStreamUnits];
     uint32_t bytes = 0;
 #pragma unroll
     for (int unit = 0; unit < kStreamUnits; ++unit) places[unit] = next[unit];
     load_places(step + 1, next);
-    const auto [head, first_token, batch, turn] = steps.at(step);
-    cuda::barrier_wait(&shared.empty[stage], parity);
+    const auto [head, first_token, batch] = steps.at(step);
 #pragma unroll
     for (int unit = 0; unit < kStreamUnits; ++unit) {
       if (unit >= steps.units()) break;
@@ -275,11 +280,18 @@ __device__ void stream_partials(const CombineArgs& args, StreamShared& shared) {
       for (int j = 0; j < sizes.top_k; ++j) rank += __shfl_sync(0xffffffffu, mine, j) < mine;
       slots[unit] = places[unit] >= 0 ? rank - batch * kBatch : -1;
       const bool overflow = __any_sync(0xffffffffu, places[unit] == kPlaceOverflow);
-      const int32_t live = __popc(__ballot_sync(0xffffffffu, slots[unit] >= 0 && slots[unit] < kBatch));
-      if (lane == 0) shared.live[stage][unit] = overflow ? -1 : live;
-      bytes += static_cast<uint32_t>(live) * entry_bytes;
+      live[unit] = __popc(__ballot_sync(0xffffffffu, slots[unit] >= 0 && slots[unit] < kBatch));
+      bytes += static_cast<uint32_t>(live[unit]) * entry_bytes;
+      if (overflow) live[unit] = -1;
     }
-    if (lane == 0) cuda::barrier_arrive_expect(&shared.full[stage], bytes);
+    cuda::barrier_wait(&shared.empty[stage], parity);
+    if (lane == 0) {
+#pragma unroll
+      for (int unit = 0; unit < kStreamUnits; ++unit) {
+        if (unit < steps.units()) shared.live[stage][unit] = live[unit];
+      }
+      cuda::barrier_arrive_expect(&shared.full[stage], bytes);
+    }
     __syncwarp();
     const int64_t first_entry = static_cast<int64_t>(head) * sizes.entries_per_head();
 #pragma unroll
@@ -296,13 +308,9 @@ __device__ void stream_partials(const CombineArgs& args, StreamShared& shared) {
   }
 }
 
-// Two groups of eight warps take the tokens in turn: eight warps alone are too few to hide the latency of the merging.
-constexpr int kStreamGroups = 2;
-constexpr int kStreamThreads = kStreamGroups * kThreads + 32;
-
 __device__ void merge_stream(const CombineArgs& args, StreamShared& shared) {
   const StreamSteps steps(args);
-  const int thread = static_cast<int>(threadIdx.x) % kThreads, group = static_cast<int>(threadIdx.x) / kThreads;
+  const int thread = static_cast<int>(threadIdx.x);
   const int unit = thread >> args.unit_shift;
   const Lane lane(args, thread & ((1 << args.unit_shift) - 1));
   // Within an entry: this thread's 16 bytes, and the (m, l) of its row.
@@ -311,13 +319,9 @@ __device__ void merge_stream(const CombineArgs& args, StreamShared& shared) {
   const int stats_at = octet + 16 * args.sizes.head_dim + lane.row % 8 * 8;
   Merged merged;
   for (int32_t step = 0; step < steps.count(); ++step) {
-    const auto [head, first_token, batch, turn] = steps.at(step);
+    const auto [head, first_token, batch] = steps.at(step);
     const int stage = step % kStages;
     cuda::barrier_wait(&shared.full[stage], static_cast<uint32_t>(step / kStages % 2));
-    if (turn % kStreamGroups != group) {  // both groups release every batch, so that neither is a phase ahead
-      cuda::barrier_arrive(&shared.empty[stage]);
-      continue;
-    }
     const int32_t live = shared.live[stage][unit];
     uint4 values[kBatch];
     float2 stats[kBatch];
@@ -329,7 +333,8 @@ __device__ void merge_stream(const CombineArgs& args, StreamShared& shared) {
       stats[i] = i < live ? state : make_float2(-INFINITY, 0.0f);
     }
     merge(merged, values, stats);
-    cuda::barrier_arrive(&shared.empty[stage]);
+    __syncwarp();
+    if (thread % 32 == 0) cuda::barrier_arrive(&shared.empty[stage]);
     if (!steps.is_last_batch(batch)) continue;
     if (is_inside(args, first_token + unit)) {
       write(args, lane, args.head_begin + head, args.q_begin + first_token + unit, merged, live < 0);
@@ -338,20 +343,21 @@ __device__ void merge_stream(const CombineArgs& args, StreamShared& shared) {
   }
 }
 
-__global__ void __launch_bounds__(kStreamThreads, 1) combine_stream_kernel(const __grid_constant__ CombineArgs args) {
+__global__ void __launch_bounds__(kStreamThreads, kStreamCtas)
+    combine_stream_kernel(const __grid_constant__ CombineArgs args) {
   extern __shared__ __align__(128) uint8_t raw[];
   StreamShared& shared = *reinterpret_cast<StreamShared*>(raw);
   if (threadIdx.x == 0) {
     for (int i = 0; i < kStages; ++i) {
       cuda::barrier_init(&shared.full[i], 1);
-      cuda::barrier_init(&shared.empty[i], kStreamGroups * kThreads);
+      cuda::barrier_init(&shared.empty[i], kThreads / 32);
     }
     cuda::fence_barrier_init();
   }
   __syncthreads();
   cuda::wait_for_previous();
   cuda::let_next_begin();
-  if (threadIdx.x >= kStreamGroups * kThreads) {
+  if (threadIdx.x >= kThreads) {
     stream_partials(args, shared);
   } else {
     merge_stream(args, shared);
@@ -376,7 +382,8 @@ void launch_combine(const PrefillSizes& sizes, const PrefillMap& map, const Pref
     return true;
   }();
   static_cast<void>(allowed);
-  const dim3 grid(static_cast<unsigned>(std::min<int64_t>(groups * num_heads, cuda::current_device().num_sms)));
+  const int64_t ctas = int64_t{kStreamCtas} * cuda::current_device().num_sms;
+  const dim3 grid(static_cast<unsigned>(std::min(groups * num_heads, ctas)));
   cuda::launch("combine", combine_stream_kernel, grid, kStreamThreads, sizeof(StreamShared), stream, args);
 }
 

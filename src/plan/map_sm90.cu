@@ -2,7 +2,7 @@
 // A stable counting sort of picks by (KV head, row). One CTA holds the picks of 256 query tokens as one bit mask of 256
 // bits a row, so a count is a popcount, the rank of a pick is the popcount of the bits below it, and a duplicate is a
 // bit that was set already. Counting and scattering run over (chunk of 256 tokens, KV head); between them one CTA a KV
-// head scans the counts and, knowing the rows, cuts their tiles into equal slices.
+// head scans the counts and, knowing the rows, cuts their tiles into slices.
 #include <algorithm>
 
 #include "cuda/launch.h"
@@ -336,11 +336,10 @@ __global__ void __launch_bounds__(kScanThreads)
   }
   __syncthreads();  // the blocks are read back
 
-  // Slice c begins at tile c * tiles / num_slices, in the last block that begins at or before it.
+  // A slice begins in the last block that begins at or before its first tile.
   int32_t* slice_block = map.slice_block + static_cast<int64_t>(head) * sizes.num_slices;
-  const int64_t tiles = carry.tiles, slices = sizes.num_slices;
-  for (int64_t c = threadIdx.x; tiles > 0 && c < slices; c += kScanThreads) {
-    const auto tile = static_cast<int32_t>(c * tiles / slices);
+  for (int32_t c = static_cast<int32_t>(threadIdx.x); carry.tiles > 0 && c < sizes.num_slices; c += kScanThreads) {
+    const int32_t tile = sizes.slice_begin(c, carry.tiles);
     int32_t low = 0, high = carry.blocks;
     while (high - low > 1) {
       const int32_t middle = (low + high) / 2;

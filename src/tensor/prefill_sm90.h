@@ -37,11 +37,19 @@ struct PrefillSizes {
   int32_t range_tokens = 0;    // query tokens whose picks are mapped together, capacity
   int32_t heads_per_pass = 0;  // KV heads whose partials lie in the workspace together
   int32_t num_sms = 0;         // of the device
-  int32_t num_slices = 0;      // equal shares of the tiles of one KV head: some for each multiprocessor
+  int32_t num_slices = 0;      // of the tiles of one KV head: some for each multiprocessor
   bool causal = true;
 
   constexpr int32_t tile_tokens() const { return 64 / group_size; }
   constexpr int32_t num_chunks() const { return (range_tokens + 255) / 256; }
+  // First tile of a slice. Slices come in rounds of one for each multiprocessor, and shrink: of `rounds` rounds the
+  // first takes `rounds` parts of the tiles, the last one part. So keys and values are read seldom and all end
+  // together.
+  constexpr int32_t slice_begin(int64_t slice, int64_t num_tiles) const {
+    const int64_t rounds = num_slices / num_sms, round = slice / num_sms, in_round = slice % num_sms;
+    const int64_t part = (round * (2 * rounds - round + 1)) * num_sms + 2 * in_round * (rounds - round);
+    return static_cast<int32_t>(num_tiles * part / (rounds * (rounds + 1) * num_sms));
+  }
   constexpr int64_t entries_per_head() const { return static_cast<int64_t>(range_tokens) * top_k; }
 };
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// A consumer warpgroup: S = Q K^T, one softmax step, O = P V, and O as it lies in registers to memory. While the tensor
-// cores work on O of one tile the warps are at the softmax of the next, and the store of O lies under the next S.
+// A consumer warpgroup: S = Q K^T, one softmax step, O = P V, and O as it lies in registers to memory, one after the
+// other. Three or four warpgroups fill each other's waits, better than two whose products overlap their own softmax,
+// and none holds more than one accumulator at a time.
 #pragma once
 
 #include "attend/sm90/work.h"
@@ -24,45 +25,29 @@ class Consumer {
 
   __device__ void run() {
     float s[kScores], o[kOutputs];
-    uint32_t p[kProbabilities] = {};
+    uint32_t p[kProbabilities];
     Stats stats;
-    Tile previous{}, current = acquire();
-    if (current.num_rows < 0) return;
-    issue_scores(current, s);
-    cuda::wgmma_wait<0>();
-    cuda::pin(s);
-    release_q();
-#pragma unroll
-    for (int i = 0; i < kOutputs; ++i) o[i] = 0.0f;
     while (true) {
-      exponentials(current, s, stats);
-      // The product of the tile before runs beside the exponentials, and reads its P from registers until the wait:
-      // only then may the next P be packed. (Packing it into registers of its own before the wait gave wrong results:
-      // the compiler gives them the places of the old P.)
-      cuda::pin(s);
-      wait_for_outputs(current, o, p);
-      cuda::pin(s);
-      pack(s, p);
-      // Before waiting for the next tile, which may lie in a block that waits for this release.
-      if (previous.flags & kLastOfBlock) release_block(previous);
-      const Tile next = acquire();
-      if (next.num_rows < 0) break;
-      issue_scores(next, s);
-      store_stats(current, stats);
-      store(previous, o);
-      issue_outputs(current, p, o);
-      cuda::wgmma_wait<1>();
+      const Tile tile = acquire();
+      if (tile.num_rows < 0) return;
+      if (tile.num_rows == 0) {  // there for the release of the block alone
+        release_q();
+        release_block(tile);
+        continue;
+      }
+      issue_scores(tile, s);
+      cuda::wgmma_wait<0>();
       cuda::pin(s);
       release_q();
-      previous = current;
-      current = next;
+      exponentials(tile, s, stats);
+      pack(s, p);
+      issue_outputs(tile, p, o);
+      store_stats(tile, stats);
+      cuda::wgmma_wait<0>();
+      cuda::pin(o);
+      if (tile.flags & kLastOfBlock) release_block(tile);
+      store(tile, o);
     }
-    store_stats(current, stats);
-    store(previous, o);
-    issue_outputs(current, p, o);
-    cuda::wgmma_wait<0>();
-    cuda::pin(o);
-    store(current, o);
   }
 
  private:
@@ -117,7 +102,7 @@ class Consumer {
   __device__ void release_q() {
     __syncwarp();
     if (threadIdx.x % 32 == 0) cuda::barrier_arrive(&shared_.q_empty[ring_.stage]);
-    ring_.advance(kNumConsumers);
+    ring_.advance(Config::kNumConsumers);
   }
 
   __device__ void release_block(const Tile& tile) {
@@ -147,20 +132,8 @@ class Consumer {
     cuda::wgmma_commit();
   }
 
-  // The branch of the first wait, for the values of the next product, keeps the compiler from moving the second one
-  // before the exponentials.
-  __device__ void wait_for_outputs(const Tile& tile, float (&o)[kOutputs], uint32_t (&p)[kProbabilities]) {
-    wait_for_values(tile);
-    cuda::wgmma_wait<0>();
-    cuda::pin(o);
-    cuda::pin(p);
-  }
-
-  __device__ void wait_for_values(const Tile& tile) {
-    cuda::barrier_wait(&shared_.v_full[tile.kv_stage], tile.kv_parity);
-  }
-
   __device__ void issue_outputs(const Tile& tile, const uint32_t (&p)[kProbabilities], float (&o)[kOutputs]) {
+    cuda::barrier_wait(&shared_.v_full[tile.kv_stage], tile.kv_parity);
     uint64_t v;
     if constexpr (Config::kE4m3) {
       v = cuda::matrix_descriptor(cuda::shared_address(shared_.v_transposed), Config::kBlock) +
@@ -195,7 +168,7 @@ class Consumer {
         }
       }
     }
-    // Two chains for each row, and both rows side by side: two warps a scheduler hide little latency.
+    // Two chains for each row, and both rows side by side: few warps hide little latency.
     float peak[2][2], shift[2], scale[2];
 #pragma unroll
     for (int half = 0; half < 2; ++half) {

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A persistent CTA on each multiprocessor: one warp fetches, two make values ready, two warpgroups compute.
+// A persistent CTA on each multiprocessor: one warp finds the work, one fetches, two make values ready, three or
+// four warpgroups compute.
 #include <algorithm>
 #include <new>
 
@@ -16,23 +17,26 @@ namespace tilesieve {
 namespace sm90 {
 namespace {
 
-// The pool is 384 threads x 168 registers: 256 x 216 + 128 x 72.
 template <class Config>
-__global__ void __launch_bounds__(kThreads, 1)
+__global__ void __launch_bounds__(Config::kThreads, 1)
     attend_kernel(const __grid_constant__ CUtensorMap q_map, const __grid_constant__ CUtensorMap k_map,
                   const __grid_constant__ CUtensorMap v_map, const __grid_constant__ AttendArgs args) {
-  extern __shared__ uint8_t raw[];
-  Shared<Config>& shared = *reinterpret_cast<Shared<Config>*>(raw + (1024 - (cuda::shared_address(raw) & 1023)) % 1024);
+  extern __shared__ __align__(1024) uint8_t raw[];  // nothing else lies in shared memory, so it begins aligned
+  Shared<Config>& shared = *reinterpret_cast<Shared<Config>*>(raw);
   if (threadIdx.x == 0) {
     for (int i = 0; i < Config::kQStages; ++i) {
       cuda::barrier_init(&shared.q_full[i], args.gather_by_boxes ? 1 : 33);
       cuda::barrier_init(&shared.q_empty[i], 4);
     }
+    for (int i = 0; i < kPieces; ++i) {
+      cuda::barrier_init(&shared.piece_full[i], 1);
+      cuda::barrier_init(&shared.piece_empty[i], 1);
+    }
     for (int i = 0; i < kKvStages; ++i) {
       cuda::barrier_init(&shared.k_full[i], 1);
       cuda::barrier_init(&shared.v_landed[i], 1);
       cuda::barrier_init(&shared.v_full[i], kValueWarps);
-      cuda::barrier_init(&shared.kv_empty[i], 4 * kNumConsumers);
+      cuda::barrier_init(&shared.kv_empty[i], 4 * Config::kNumConsumers);
     }
     cuda::fence_barrier_init();
   }
@@ -42,15 +46,17 @@ __global__ void __launch_bounds__(kThreads, 1)
   // The shuffle tells the compiler that the number is the same in all lanes.
   const int warpgroup = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / 128, 0);
   if (warpgroup == 0) {
-    asm volatile("setmaxnreg.dec.sync.aligned.u32 72;");
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(Config::kOtherRegisters));
     const int warp = static_cast<int>(threadIdx.x) / 32;
     if (warp == 0) {
       produce(shared, q_map, k_map, v_map, args);
     } else if (warp <= kValueWarps) {
       prepare_values<Config>(shared, warp - 1);
+    } else {
+      plan_pieces(shared, args);
     }
   } else {
-    asm volatile("setmaxnreg.inc.sync.aligned.u32 216;");
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(Config::kConsumerRegisters));
     Consumer<Config>(shared, args, warpgroup - 1).run();
   }
 }
@@ -61,27 +67,30 @@ struct Row {
   PrefillKernel kernel;
   Kernel function;
   size_t shared_bytes;
+  int threads;
   int box_elements;  // a panel
 };
 
 template <class Config>
 constexpr Row row_of(const char* name) {
+  static_assert(sizeof(Shared<Config>) <= 227 * 1024);
   return {{name, Config::kE4m3 ? DType::f8_e4m3 : DType::bf16, Config::kHeadDim, Config::kBlock},
           attend_kernel<Config>,
-          sizeof(Shared<Config>) + 1024,
+          sizeof(Shared<Config>),
+          Config::kThreads,
           Config::kPanelElements};
 }
 
 // As many stages of queries as fit beside two blocks.
 const Row kRows[] = {
-    row_of<Config<__nv_fp8_e4m3, 128, 128, 8>>("sm90.kv_outer.e4m3.d128.b128"),
-    row_of<Config<__nv_fp8_e4m3, 128, 64, 8>>("sm90.kv_outer.e4m3.d128.b64"),
-    row_of<Config<__nv_fp8_e4m3, 64, 128, 8>>("sm90.kv_outer.e4m3.d64.b128"),
-    row_of<Config<__nv_fp8_e4m3, 64, 64, 8>>("sm90.kv_outer.e4m3.d64.b64"),
-    row_of<Config<__nv_bfloat16, 128, 128, 4>>("sm90.kv_outer.bf16.d128.b128"),
-    row_of<Config<__nv_bfloat16, 128, 64, 8>>("sm90.kv_outer.bf16.d128.b64"),
-    row_of<Config<__nv_bfloat16, 64, 128, 8>>("sm90.kv_outer.bf16.d64.b128"),
-    row_of<Config<__nv_bfloat16, 64, 64, 8>>("sm90.kv_outer.bf16.d64.b64"),
+    row_of<Config<__nv_fp8_e4m3, 128, 128, 12>>("sm90.kv_outer.e4m3.d128.b128"),
+    row_of<Config<__nv_fp8_e4m3, 128, 64, 12>>("sm90.kv_outer.e4m3.d128.b64"),
+    row_of<Config<__nv_fp8_e4m3, 64, 128, 12>>("sm90.kv_outer.e4m3.d64.b128"),
+    row_of<Config<__nv_fp8_e4m3, 64, 64, 12>>("sm90.kv_outer.e4m3.d64.b64"),
+    row_of<Config<__nv_bfloat16, 128, 128, 6>>("sm90.kv_outer.bf16.d128.b128"),
+    row_of<Config<__nv_bfloat16, 128, 64, 9>>("sm90.kv_outer.bf16.d128.b64"),
+    row_of<Config<__nv_bfloat16, 64, 128, 12>>("sm90.kv_outer.bf16.d64.b128"),
+    row_of<Config<__nv_bfloat16, 64, 64, 12>>("sm90.kv_outer.bf16.d64.b64"),
 };
 
 CUtensorMap kv_map(const char* argument, void* data, const PrefillSizes& sizes, const KvOuterInputs& inputs,
@@ -184,8 +193,8 @@ void launch_attend(const PrefillSizes& sizes, const PrefillMap& map, const KvOut
   while (1 << args.group_shift < sizes.group_size) ++args.group_shift;
   args.gather_by_boxes = sizes.group_size >= 8;
   args.logit_scale = static_cast<float>(inputs.softmax_scale * 1.4426950408889634);
-  cuda::launch(row.kernel.name, row.function, dim3(static_cast<unsigned>(sizes.num_sms)), sm90::kThreads,
-               row.shared_bytes, stream, maps.get().q, maps.get().k, maps.get().v, args);
+  cuda::launch(row.kernel.name, row.function, dim3(static_cast<unsigned>(sizes.num_sms)), row.threads, row.shared_bytes,
+               stream, maps.get().q, maps.get().k, maps.get().v, args);
 }
 
 }  // namespace tilesieve

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The producer warp: keys and values of a block once a piece, and the queries of its tiles, as far ahead as the rings
-// allow. Every barrier wait of it is for something that the consumers do without it.
+// allow. Every barrier wait of it is for something that others do without it.
 #pragma once
 
 #include "attend/sm90/work.h"
@@ -70,24 +70,25 @@ __device__ void produce(Shared<Config>& shared, const CUtensorMap& q_map, const 
   const int tile_tokens = kTileRows >> args.group_shift;
   Ring<Config::kQStages> q_ring;
   Ring<kKvStages> kv_ring;
+  Ring<kPieces> pieces;
   int32_t ordinal = 0;
-  WorkWalk walk(args);
-  Piece piece;
-  while (walk.next(piece)) {
+  while (true) {
+    cuda::barrier_wait(&shared.piece_full[pieces.stage], pieces.parity);
+    Piece piece = shared.piece[pieces.stage];
+    int32_t low = shared.piece_tokens[pieces.stage][lane], high = shared.piece_tokens[pieces.stage][lane + 32];
+    __syncwarp();
+    if (lane == 0) cuda::barrier_arrive(&shared.piece_empty[pieces.stage]);
+    pieces.advance();
+    if (piece.num_tiles == 0) break;
     const int32_t* tokens = args.map.q_index + piece.head * args.sizes.entries_per_head();
     const int32_t head_row =
         static_cast<int32_t>((piece.head - args.head_begin) * args.sizes.entries_per_head() << args.group_shift);
-    float scale = args.logit_scale;
-    if (args.q_scale.data != nullptr) scale *= args.q_scale.data[piece.head * args.q_scale.head_stride];
-    if (args.k_scale.data != nullptr) scale *= args.k_scale.data[piece.head * args.k_scale.head_stride];
     auto load_token = [&](int32_t entry, int i) {
       return entry + i < piece.end && i < tile_tokens ? tokens[entry + i] : 0;
     };
-    int32_t low = load_token(piece.entry, lane), high = load_token(piece.entry, lane + 32);
-
     cuda::barrier_wait(&shared.kv_empty[kv_ring.stage], kv_ring.parity ^ 1);
     if (lane == 0) load_block(shared, k_map, v_map, piece, kv_ring.stage);
-    const int num_slots = max(piece.num_tiles, kNumConsumers);
+    const int num_slots = max(piece.num_tiles, Config::kNumConsumers);
     for (int tile = 0; tile < num_slots; ++tile) {
       const int stage = q_ring.stage;
       const int num_tokens = tile < piece.num_tiles ? min(tile_tokens, piece.end - piece.entry) : 0;
@@ -104,10 +105,10 @@ __device__ void produce(Shared<Config>& shared, const CUtensorMap& q_map, const 
         info.kv_ordinal = ordinal;
         const bool masked = piece.block.valid_keys < Config::kBlock ||
                             my_low + piece.block.limit_offset < Config::kBlock;  // ascending: lane 0 sees least
-        info.flags = (masked ? kMasked : 0) | (tile + kNumConsumers >= num_slots ? kLastOfBlock : 0);
+        info.flags = (masked ? kMasked : 0) | (tile + Config::kNumConsumers >= num_slots ? kLastOfBlock : 0);
         info.valid_keys = piece.block.valid_keys;
         info.limit_offset = piece.block.limit_offset;
-        info.logit_scale = scale;
+        info.logit_scale = piece.logit_scale;
         info.first_head = piece.head << args.group_shift;
         shared.info[stage] = info;
       }
@@ -128,7 +129,7 @@ __device__ void produce(Shared<Config>& shared, const CUtensorMap& q_map, const 
     shared.valid_keys[kv_ring.stage] = -1;
     cuda::barrier_arrive(&shared.v_landed[kv_ring.stage]);
   }
-  for (int i = 0; i < kNumConsumers; ++i) {
+  for (int i = 0; i < Config::kNumConsumers; ++i) {
     cuda::barrier_wait(&shared.q_empty[q_ring.stage], q_ring.parity ^ 1);
     if (lane == 0) shared.info[q_ring.stage].num_rows = -1;
     __syncwarp();

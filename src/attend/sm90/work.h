@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// The work of one CTA: slices of the tiles of the KV heads of the pass, block after block.
+// The work of one CTA: slices of the tiles of the KV heads of the pass, block after block. A warp of its own finds the
+// pieces: a claim, a slice, its block and its first queries are four loads that wait for each other, 3 us in which the
+// tensor cores would run dry.
 #pragma once
 
 #include <cuda.h>
 
 #include "attend/sm90/config.h"
-#include "tensor/prefill_sm90.h"
+#include "cuda/barrier.h"
 
 namespace tilesieve::sm90 {
 
@@ -24,39 +26,28 @@ struct AttendArgs {
   float logit_scale;     // softmax_scale * log2(e)
 };
 
-// Part of one block's entries.
-struct Piece {
-  BlockWork block;
-  int32_t head;        // KV head
-  int32_t entry, end;  // among the entries of the head
-  int32_t num_tiles;
-};
-
-// Run by all lanes of the producer warp. A CTA begins with the item of its number and then claims one after the other:
+// Run by all lanes of the planner warp. A CTA begins with the slice of its number and then claims one after the other:
 // multiprocessors differ by a tenth in how fast memory serves them, and equal shares would wait for the slowest. What
 // is claimed by whom changes no bit of the result.
 class WorkWalk {
  public:
-  __device__ explicit WorkWalk(const AttendArgs& args) : args_(args), item_(static_cast<int32_t>(blockIdx.x)) {
-    claim();
-  }
+  __device__ explicit WorkWalk(const AttendArgs& args) : args_(args), slice_(static_cast<int32_t>(blockIdx.x)) {}
 
-  // False when all items are claimed.
+  // False when all slices are claimed.
   __device__ bool next(Piece& piece) {
     const PrefillSizes& sizes = args_.sizes;
     const int tile_tokens = kTileRows >> args_.group_shift;
     while (tile_ == tile_end_) {
-      if (item_ >= args_.num_heads * sizes.num_slices) {
+      if (slice_ >= args_.num_heads * sizes.num_slices) {
         finish();
         return false;
       }
-      head_ = args_.head_begin + item_ / sizes.num_slices;
-      const int64_t tiles = args_.map.num_tiles[head_], slice = item_ % sizes.num_slices;
-      tile_ = static_cast<int32_t>(slice * tiles / sizes.num_slices);
-      tile_end_ = static_cast<int32_t>((slice + 1) * tiles / sizes.num_slices);
+      head_ = args_.head_begin + slice_ / sizes.num_slices;
+      const int32_t slice = slice_ % sizes.num_slices, tiles = args_.map.num_tiles[head_];
+      tile_ = sizes.slice_begin(slice, tiles);
+      tile_end_ = sizes.slice_begin(slice + 1, tiles);
       if (tile_ != tile_end_) block_ = args_.map.slice_block[static_cast<int64_t>(head_) * sizes.num_slices + slice];
-      item_ = static_cast<int32_t>(gridDim.x) + __shfl_sync(0xffffffffu, claimed_, 0);
-      claim();
+      slice_ = static_cast<int32_t>(gridDim.x) + claim();
     }
     const int4* words =
         reinterpret_cast<const int4*>(args_.map.blocks + static_cast<int64_t>(head_) * sizes.num_rows + block_++);
@@ -72,9 +63,10 @@ class WorkWalk {
   }
 
  private:
-  // One item ahead, so that the answer is there when it is needed.
-  __device__ void claim() {
-    if (threadIdx.x % 32 == 0 && item_ < args_.num_heads * args_.sizes.num_slices) claimed_ = atomicAdd(counters(), 1);
+  __device__ int32_t claim() {
+    int32_t claimed = 0;
+    if (threadIdx.x % 32 == 0) claimed = atomicAdd(counters(), 1);
+    return __shfl_sync(0xffffffffu, claimed, 0);
   }
   // The last CTA to leave sets the counters back for the next launch.
   __device__ void finish() {
@@ -88,7 +80,7 @@ class WorkWalk {
   __device__ int32_t* counters() const { return args_.map.claims + 2 * args_.head_begin; }
 
   const AttendArgs& args_;
-  int32_t item_, claimed_ = 0;
+  int32_t slice_;  // the next one, of all KV heads of the pass
   int32_t head_ = 0, block_ = 0;
   int32_t tile_ = 0, tile_end_ = 0;
 };
@@ -106,5 +98,32 @@ struct Ring {
     }
   }
 };
+
+template <class Config>
+__device__ void plan_pieces(Shared<Config>& shared, const AttendArgs& args) {
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const int tile_tokens = kTileRows >> args.group_shift;
+  Ring<kPieces> ring;
+  WorkWalk walk(args);
+  Piece piece = {};
+  bool more = true;
+  while (more) {
+    cuda::barrier_wait(&shared.piece_empty[ring.stage], ring.parity ^ 1);  // not before: who claims early, waits less
+    more = walk.next(piece);
+    if (!more) piece.num_tiles = 0;
+    piece.logit_scale = args.logit_scale;
+    if (args.q_scale.data != nullptr) piece.logit_scale *= args.q_scale.data[piece.head * args.q_scale.head_stride];
+    if (args.k_scale.data != nullptr) piece.logit_scale *= args.k_scale.data[piece.head * args.k_scale.head_stride];
+    const int32_t* tokens = args.map.q_index + piece.head * args.sizes.entries_per_head() + piece.entry;
+    const int num_tokens = more ? min(tile_tokens, piece.end - piece.entry) : 0;
+    const int32_t low = lane < num_tokens ? tokens[lane] : 0, high = lane + 32 < num_tokens ? tokens[lane + 32] : 0;
+    shared.piece_tokens[ring.stage][lane] = low;
+    shared.piece_tokens[ring.stage][lane + 32] = high;
+    if (lane == 0) shared.piece[ring.stage] = piece;
+    __syncwarp();
+    if (lane == 0) cuda::barrier_arrive(&shared.piece_full[ring.stage]);
+    ring.advance();
+  }
+}
 
 }  // namespace tilesieve::sm90
