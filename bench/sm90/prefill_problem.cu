@@ -1,0 +1,278 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <cuda_bf16.h>
+#include <cuda_fp8.h>
+#include <cuda_runtime.h>
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+#include <random>
+
+#include "cuda/launch.h"
+#include "sm90/prefill_problem.h"
+
+namespace tilesieve::bench {
+
+namespace {
+
+using cuda::check;
+
+constexpr int kMaxTopK = 16, kSamples = 64;
+
+__host__ __device__ uint64_t mix(uint64_t x) {
+  x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9ull;
+  x = (x ^ x >> 27) * 0x94d049bb133111ebull;
+  return x ^ x >> 31;
+}
+
+// A stream of random numbers for each seed.
+struct Random {
+  uint64_t state;
+  __device__ uint32_t below(int64_t n) {
+    return static_cast<uint32_t>((mix(state += 0x9e3779b97f4a7c15ull) >> 32) * static_cast<uint64_t>(n) >> 32);
+  }
+};
+
+// About normal: the sum of four uniform 16-bit numbers.
+template <class T>
+__global__ void fill_kernel(T* out, int64_t count, uint64_t seed) {
+  for (int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < count;
+       i += static_cast<int64_t>(gridDim.x) * blockDim.x) {
+    const uint64_t x = mix((static_cast<uint64_t>(i) + seed) * 0x9e3779b97f4a7c15ull);
+    float sum = 0;
+    for (int j = 0; j < 4; ++j) sum += static_cast<float>(x >> (16 * j) & 0xffff);
+    out[i] = T((sum / 65536.0f - 2.0f) * 1.7320508f);
+  }
+}
+
+// Distinct ascending ids.
+struct Row {
+  int32_t ids[kMaxTopK];
+  int count = 0;
+  __device__ void add(int32_t id) {
+    int at = count;
+    while (at > 0 && ids[at - 1] >= id) --at;
+    if (at < count && ids[at] == id) return;
+    for (int i = count++; i > at; --i) ids[i] = ids[i - 1];
+    ids[at] = id;
+  }
+};
+
+// A thread for each (KV head, query token).
+__global__ void pick_kernel(int32_t* block_index, Selection selection, int64_t kv_len, int64_t q_len, int top_k) {
+  const int64_t at = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
+  if (at >= kKvHeads * q_len) return;
+  const int64_t head = at / q_len, token = at % q_len, visible = (kv_len - q_len + token) / kBlock + 1;
+  Row row;
+  if (visible <= top_k) {
+    for (int32_t id = 0; id < visible; ++id) row.add(id);
+  } else {
+    row.add(static_cast<int32_t>(visible - 1));
+    for (int32_t id = 0; selection == Selection::sink && row.count < top_k; ++id) row.add(id);
+    Random own = {mix(2 * at)}, neighbours = {mix(2 * (head * q_len + token / 4) + 1)};
+    while (selection == Selection::overlapping && row.count < top_k * 7 / 8) row.add(neighbours.below(visible));
+    while (row.count < top_k) row.add(own.below(visible));
+  }
+  for (int i = 0; i < top_k; ++i) block_index[at * top_k + i] = i < row.count ? row.ids[i] : -1;
+}
+
+struct Sampled {
+  double got, want;
+};
+
+struct ReferenceArgs {
+  const int32_t *block_index, *block_table;
+  const __nv_bfloat16* o;
+  int64_t kv_len, q_len, q_heads;
+  int top_k;
+};
+
+// A CTA for each sampled row, a thread for each key of a block, then for each channel.
+template <class Q, class Kv>
+__global__ void reference_kernel(const Q* q, const Kv* k, const Kv* v, ReferenceArgs args, Sampled* samples) {
+  __shared__ double p[kBlock];
+  const int64_t sample = blockIdx.x, thread = threadIdx.x;
+  const int64_t token = (args.q_len - 1) * sample / (kSamples - 1), head = (sample * 29 + 3) % args.q_heads;
+  const int64_t kv_head = head / (args.q_heads / kKvHeads), position = args.kv_len - args.q_len + token;
+  const int64_t row = (token * args.q_heads + head) * kDim;
+  double sum = 0, total = 0;
+  for (int slot = 0; slot < args.top_k; ++slot) {
+    const int32_t id = args.block_index[(kv_head * args.q_len + token) * args.top_k + slot];
+    if (id < 0) continue;
+    const int64_t page = (args.block_table[id] * kBlock * kKvHeads + kv_head) * kDim;
+    double dot = 0;
+    for (int64_t d = 0; d < kDim; ++d) {
+      dot +=
+          static_cast<double>(float(q[row + d])) * static_cast<double>(float(k[page + thread * kKvHeads * kDim + d]));
+    }
+    p[thread] = id * kBlock + thread <= position ? exp(dot / sqrt(static_cast<double>(kDim))) : 0.0;
+    __syncthreads();
+    for (int64_t j = 0; j < kBlock; ++j) {
+      total += p[j];
+      sum += p[j] * static_cast<double>(float(v[page + j * kKvHeads * kDim + thread]));
+    }
+    __syncthreads();
+  }
+  samples[sample * kDim + thread] = {static_cast<double>(float(args.o[row + thread])), sum / total};
+}
+static_assert(kBlock == kDim, "reference_kernel has one thread for either");
+
+Memory random_values(DType dtype, int64_t count, uint64_t seed) {
+  Memory memory = allocate(count * size_in_bytes(dtype));
+  if (dtype == DType::bf16) {
+    fill_kernel<<<2048, 256>>>(static_cast<__nv_bfloat16*>(memory.get()), count, seed);
+  } else {
+    fill_kernel<<<2048, 256>>>(static_cast<__nv_fp8_e4m3*>(memory.get()), count, seed);
+  }
+  check(cudaGetLastError(), "fill");
+  return memory;
+}
+
+Memory upload(const std::vector<int32_t>& values) {
+  Memory memory = allocate(static_cast<int64_t>(values.size() * 4));
+  check(cudaMemcpy(memory.get(), values.data(), values.size() * 4, cudaMemcpyHostToDevice), "upload");
+  return memory;
+}
+
+TensorView device_view(const Memory& memory, DType dtype, std::initializer_list<int64_t> sizes) {
+  TensorView view = contiguous_view(memory.get(), dtype, sizes);
+  view.device.kind = DeviceKind::cuda;
+  return view;
+}
+
+const char* name_of(Selection selection) {
+  switch (selection) {
+    case Selection::overlapping:
+      return "overlapping";
+    case Selection::sink:
+      return "sink";
+    default:
+      return "uniform";
+  }
+}
+
+}  // namespace
+
+void Freed::operator()(void* data) const { cudaFree(data); }
+
+Memory allocate(int64_t bytes) {
+  void* data = nullptr;
+  check(cudaMalloc(&data, static_cast<size_t>(bytes)), "cudaMalloc");
+  return Memory(data);
+}
+
+std::string Shape::name(const std::string& what) const {
+  return "m3/" + what + "/" + dtype + "/" + std::to_string(kv_len) + "x" + std::to_string(q_len) + "/" +
+         name_of(selection) + (q_heads == 32 ? "/hq32" : "") + (top_k == 8 ? "/top8" : "");
+}
+
+int64_t Shape::num_picks() const {
+  int64_t picks = 0;
+  for (int64_t t = 0; t < q_len; ++t) picks += std::min(top_k, (kv_len - q_len + t) / kBlock + 1);
+  return kKvHeads * picks;
+}
+
+std::vector<Shape> all_shapes(bool full) {
+  std::vector<Shape> shapes;
+  const std::pair<int64_t, int64_t> sizes[] = {{16384, 16384}, {32768, 8192}, {131072, 8192}};
+  for (const auto& [kv_len, q_len] : sizes) {
+    for (const Selection selection : {Selection::uniform, Selection::overlapping, Selection::sink}) {
+      for (const char* dtype : {"e4m3", "bf16", "bf16-e4m3"}) {
+        for (const int64_t q_heads : {64, 32}) {
+          for (const int64_t top_k : {16, 8}) {
+            const bool both = q_heads == 32 && top_k == 8, plain = q_heads == 64 && top_k == 16;
+            if (full || plain || (selection == Selection::uniform && !both)) {
+              shapes.push_back({kv_len, q_len, q_heads, top_k, selection, dtype});
+            }
+          }
+        }
+      }
+    }
+  }
+  // Ends of prompts whose beginning is cached.
+  for (const auto& [kv_len, q_len] : {std::pair<int64_t, int64_t>{55040, 171}, {74624, 338}, {46848, 1404}}) {
+    shapes.push_back({kv_len, q_len, 64, 16, Selection::uniform, "bf16-e4m3"});
+  }
+  return shapes;
+}
+
+PrefillProblem::PrefillProblem(const Shape& shape) : shape_(shape) {
+  const DType q_dtype = shape.dtype == "e4m3" ? DType::f8_e4m3 : DType::bf16;
+  const DType kv_dtype = shape.dtype == "bf16" ? DType::bf16 : DType::f8_e4m3;
+  const int64_t pages = (shape.kv_len + kBlock - 1) / kBlock, rows = kKvHeads * shape.q_len;
+  q_ = random_values(q_dtype, shape.q_len * shape.q_heads * kDim, 1);
+  k_ = random_values(kv_dtype, pages * kBlock * kKvHeads * kDim, uint64_t{1} << 40);
+  v_ = random_values(kv_dtype, pages * kBlock * kKvHeads * kDim, uint64_t{1} << 41);
+  index_ = allocate(rows * shape.top_k * 4);
+  pick_kernel<<<static_cast<unsigned>((rows + 127) / 128), 128>>>(
+      static_cast<int32_t*>(index_.get()), shape.selection, shape.kv_len, shape.q_len, static_cast<int>(shape.top_k));
+  check(cudaGetLastError(), "picks");
+  cu_q_ = upload({0, static_cast<int32_t>(shape.q_len)});
+  lens_ = upload({static_cast<int32_t>(shape.kv_len)});
+  std::vector<int32_t> table(static_cast<size_t>(pages));
+  std::iota(table.begin(), table.end(), 0);
+  std::shuffle(table.begin(), table.end(), std::mt19937(5));
+  table_ = upload(table);
+  o_ = allocate(shape.q_len * shape.q_heads * kDim * 2);
+  lse_ = allocate(shape.q_len * shape.q_heads * 4);
+  inputs.q = device_view(q_, q_dtype, {shape.q_len, shape.q_heads, kDim});
+  inputs.k = device_view(k_, kv_dtype, {pages, kBlock, kKvHeads, kDim});
+  inputs.v = device_view(v_, kv_dtype, {pages, kBlock, kKvHeads, kDim});
+  inputs.block_index = device_view(index_, DType::i32, {kKvHeads, shape.q_len, shape.top_k});
+  inputs.cu_seqlens_q = device_view(cu_q_, DType::i32, {2});
+  inputs.kv_lens = device_view(lens_, DType::i32, {1});
+  inputs.block_table = device_view(table_, DType::i32, {1, pages});
+  outputs.o = device_view(o_, DType::bf16, {shape.q_len, shape.q_heads, kDim});
+  outputs.lse = device_view(lse_, DType::f32, {shape.q_len, shape.q_heads});
+  check(cudaDeviceSynchronize(), "problem");
+}
+
+double PrefillProblem::flop() const {
+  return 4.0 * static_cast<double>(shape_.group_size() * kDim * kBlock * shape_.num_picks());
+}
+
+double PrefillProblem::partial_bytes() const {
+  return static_cast<double>(shape_.num_picks() * shape_.group_size() * (kDim * 2 + 8));
+}
+
+double PrefillProblem::output_bytes() const {
+  return static_cast<double>(shape_.q_len * shape_.q_heads * (kDim * 2 + 4));
+}
+
+double PrefillProblem::error() const {
+  const Memory memory = allocate(kSamples * kDim * static_cast<int64_t>(sizeof(Sampled)));
+  const ReferenceArgs args = {inputs.block_index.as<const int32_t>(),
+                              inputs.block_table.as<const int32_t>(),
+                              outputs.o.as<const __nv_bfloat16>(),
+                              shape_.kv_len,
+                              shape_.q_len,
+                              shape_.q_heads,
+                              static_cast<int>(shape_.top_k)};
+  const auto launch = [&]<class Q, class Kv>(const Q* q, const Kv* k, const Kv* v) {
+    reference_kernel<<<kSamples, kBlock>>>(q, k, v, args, static_cast<Sampled*>(memory.get()));
+  };
+  const auto *q16 = inputs.q.as<const __nv_bfloat16>(), *k16 = inputs.k.as<const __nv_bfloat16>(),
+             *v16 = inputs.v.as<const __nv_bfloat16>();
+  const auto *q8 = inputs.q.as<const __nv_fp8_e4m3>(), *k8 = inputs.k.as<const __nv_fp8_e4m3>(),
+             *v8 = inputs.v.as<const __nv_fp8_e4m3>();
+  if (inputs.k.dtype == DType::bf16) {
+    launch(q16, k16, v16);
+  } else if (inputs.q.dtype == DType::bf16) {
+    launch(q16, k8, v8);
+  } else {
+    launch(q8, k8, v8);
+  }
+  check(cudaGetLastError(), "reference");
+  std::vector<Sampled> samples(kSamples * kDim);
+  check(cudaMemcpy(samples.data(), memory.get(), samples.size() * sizeof(Sampled), cudaMemcpyDeviceToHost),
+        "reference");
+  double worst = 0, squares = 0;
+  for (const Sampled& sample : samples) {
+    const double off = std::abs(sample.got - sample.want);
+    worst = std::isnan(off) ? INFINITY : std::max(worst, off);
+    squares += sample.want * sample.want;
+  }
+  return worst / std::sqrt(squares / static_cast<double>(samples.size()));
+}
+
+}  // namespace tilesieve::bench
