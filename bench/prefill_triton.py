@@ -1,23 +1,15 @@
-#!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""The baseline of the sparse prefill: one Triton program for each (token, KV head), as serving engines run it today.
+"""Sparse prefill as serving engines run it today: one Triton program for each (token, KV head).
 
-Our own rendition of that form, for paged keys and values of 128 tokens in bf16 or e4m3 (widened to bf16 on load), bf16
-queries, causal. Checks itself against float64 on a few tokens, then prints and writes a row for each shape of
-prefill_sm90_bench.cu: prefill_triton.py OUT.json [SUBSTRING]. Needs torch and triton.
+Our own rendition of that form, for paged keys and values in bf16 or e4m3 (widened to bf16 on load), bf16 queries,
+causal. bench/prefill_baselines.py measures it.
 """
 
 from __future__ import annotations
 
-import json
-import sys
-
 import torch
 import triton
 import triton.language as tl
-
-BLOCK, DIM, KV_HEADS = 128, 128, 4
-
 
 @triton.jit
 def prefill_kernel(q, k, v, block_index, block_table, o, kv_len, q_len, scale_log2,
@@ -53,64 +45,16 @@ def prefill_kernel(q, k, v, block_index, block_table, o, kv_len, q_len, scale_lo
              out.to(tl.bfloat16))
 
 
-def picks(kv_len: int, q_len: int, top_k: int) -> torch.Tensor:
-    """Uniform selections: the local block and random earlier ones, -1 where there are fewer."""
-    visible = (torch.arange(kv_len - q_len, kv_len, device="cuda") // BLOCK + 1)[None, :, None]
-    blocks = kv_len // BLOCK
-    scores = torch.rand(KV_HEADS, q_len, blocks, device="cuda")
-    ids = torch.arange(blocks, device="cuda")[None, None, :]
-    scores = torch.where(ids < visible - 1, scores, torch.where(ids == visible - 1, 2.0, -1.0))
-    best = scores.topk(top_k, dim=2)
-    return torch.where(best.values >= 0, best.indices, -1).to(torch.int32).contiguous()
+# Warps and stages of a program; the best of them counts.
+CONFIGS = ((4, 2), (4, 3), (8, 2))
 
 
-def run(name: str, kv_len: int, q_len: int, q_heads: int, top_k: int, kv_dtype: torch.dtype) -> dict:
-    group = q_heads // KV_HEADS
-    q = torch.randn(q_len, q_heads, DIM, device="cuda", dtype=torch.bfloat16)
-    pages = kv_len // BLOCK
-    k, v = (torch.randn(pages, BLOCK, KV_HEADS, DIM, device="cuda").to(kv_dtype) for _ in range(2))
-    index = picks(kv_len, q_len, top_k)
-    table = torch.randperm(pages, device="cuda", dtype=torch.int32)
-    o = torch.full_like(q, float("nan"))
-    scale = DIM**-0.5
-
-    def launch(warps: int, stages: int) -> None:
-        prefill_kernel[(q_len, KV_HEADS)](q, k, v, index, table, o, kv_len, q_len, scale * 1.4426950408889634,
-                                          TOP_K=top_k, GROUP=group, BLOCK=BLOCK, DIM=DIM, KV_HEADS=KV_HEADS,
-                                          num_warps=warps, num_stages=stages)
-
-    launch(4, 2)
-    torch.cuda.synchronize()
-    worst = 0.0
-    for token in (0, q_len // 3, q_len - 1):
-        for head in (0, q_heads - 1):
-            kv_head, position = head // group, kv_len - q_len + token
-            ids = index[kv_head, token]
-            keys = torch.cat([torch.arange(int(b) * BLOCK, min(int(b) * BLOCK + BLOCK, position + 1))
-                              for b in ids if b >= 0])
-            rows = (table[keys // BLOCK].long(), (keys % BLOCK).cuda())
-            logits = (k[rows[0], rows[1], kv_head].double() @ q[token, head].double()) * scale
-            want = torch.softmax(logits, 0) @ v[rows[0], rows[1], kv_head].double()
-            worst = max(worst, ((o[token, head].double() - want).norm() / want.norm()).item())
-    assert worst < 0.02, f"{name}: error {worst}"
-    flop = 4 * group * DIM * BLOCK * int((index >= 0).sum())
-    best = min((triton.testing.do_bench(lambda: launch(*c), warmup=20, rep=60, return_mode="median"), c)
-               for c in ((4, 2), (4, 3), (8, 2)))
-    return {"case": name, "metric": "TFLOP/s", "value": flop / best[0] * 1e-9, "config": list(best[1])}
-
-
-def main() -> None:
-    path, only = sys.argv[1], sys.argv[2] if len(sys.argv) > 2 else ""
-    rows = []
-    for kv_len, q_len in ((16384, 16384), (32768, 8192), (131072, 8192)):
-        for dtype, kv_dtype in (("bf16", torch.bfloat16), ("bf16-e4m3", torch.float8_e4m3fn)):
-            name = f"m3/call/{dtype}/{kv_len}x{q_len}/uniform"
-            if only in name:
-                rows.append(run(name, kv_len, q_len, 64, 16, kv_dtype))
-                print(rows[-1], flush=True)
-    with open(path, "w", encoding="utf-8") as file:
-        json.dump(rows, file, indent=1)
-
-
-if __name__ == "__main__":
-    main()
+def launch(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, block_index: torch.Tensor, block_table: torch.Tensor,
+           o: torch.Tensor, kv_len: int, warps: int, stages: int) -> None:
+    """q, o [tokens, heads, dim]; k, v [pages, block, KV heads, dim]; block_index [KV heads, tokens, top_k]."""
+    tokens, heads, dim = q.shape
+    _, block, kv_heads, _ = k.shape
+    prefill_kernel[(tokens, kv_heads)](q, k, v, block_index, block_table, o, kv_len, tokens,
+                                       dim**-0.5 * 1.4426950408889634, TOP_K=block_index.shape[2],
+                                       GROUP=heads // kv_heads, BLOCK=block, DIM=dim, KV_HEADS=kv_heads,
+                                       num_warps=warps, num_stages=stages)
