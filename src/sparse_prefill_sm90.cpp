@@ -9,6 +9,7 @@
 #include "base/fail.h"
 #ifdef TILESIEVE_HAS_CUDA
 #include "cuda/device.h"
+#include "cuda/nvtx_range.h"
 #endif
 
 namespace tilesieve::sm90 {
@@ -282,14 +283,17 @@ int32_t PrefillCall::heads_from(int32_t head_begin) const {
 }
 
 void PrefillCall::sequence_rows(void* workspace, Stream stream) const {
+  const cuda::NvtxRange nvtx("sequence rows");
   launch_sequence_rows(sizes_, batch_, map_in(workspace), stream);
 }
 
 void PrefillCall::map(void* workspace, int32_t range, Stream stream) const {
+  const cuda::NvtxRange nvtx("map and schedule");
   launch_map(sizes_, batch_, map_in(workspace), range * sizes_.range_tokens, stream);
 }
 
 void PrefillCall::quantize(void* workspace, int32_t range, Stream stream) const {
+  const cuda::NvtxRange nvtx("quantize q");
   const QuantizedQ out = {at<void>(workspace, layout_.q_data), at<float>(workspace, layout_.q_row_scale)};
   launch_quantize_q(sizes_, inputs_.q.data, inputs_.q.strides[0], inputs_.q.strides[1], range * sizes_.range_tokens,
                     out, stream);
@@ -331,11 +335,13 @@ KvOuterInputs PrefillCall::attend_inputs(void* workspace, int32_t range) const {
 
 void PrefillCall::attend(void* workspace, const KvOuterInputs& inputs, const KvOuterMaps& maps, int32_t head_begin,
                          Stream stream) const {
+  const cuda::NvtxRange nvtx("attend");
   launch_attend(sizes_, map_in(workspace), inputs, maps, partials_in(workspace), head_begin, heads_from(head_begin),
                 stream);
 }
 
 void PrefillCall::combine(void* workspace, int32_t range, int32_t head_begin, Stream stream) const {
+  const cuda::NvtxRange nvtx("combine");
   PrefillOutput output;
   output.o = outputs_.o.data;
   output.f16 = outputs_.o.dtype == DType::f16;
@@ -371,6 +377,7 @@ int64_t sparse_prefill_workspace(const PrefillInputs& inputs, const PrefillOutpu
 
 void sparse_prefill(const PrefillInputs& inputs, const PrefillOutputs& outputs, const PrefillOptions& options,
                     void* workspace, int64_t workspace_bytes, void* stream) {
+  const cuda::NvtxRange nvtx("sparse_prefill");
   const cuda::DeviceFacts device = cuda::current_device();
   if (device.compute_capability != 90) {
     fail("device: got compute capability {}.{}, the kernels are for 9.0", device.compute_capability / 10,

@@ -55,7 +55,7 @@ FOLDERS: dict[str, tuple[set[str], set[str]]] = {
 # Users of the library: may they look inside src/?
 USERS = {"cli": False, "python": False, "examples": False, "bench": True, "tests": True}
 
-CUDA_HEADER = re.compile(r"(cuda|cuda_\w+|cooperative_groups|mma)\.h$|(cub|cuda|nv|thrust|cutlass|cute)/")
+CUDA_HEADER = re.compile(r"(cuda|cuda_\w+|cooperative_groups|mma)\.h$|(cub|cuda|nv|nvtx3|thrust|cutlass|cute)/")
 FRAMEWORK_HEADER = re.compile(r"(torch|ATen|c10|pybind11|nanobind)/|Python\.h$")
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^">]+)[">]', re.MULTILINE)
 SUFFIXES = {".h", ".cpp", ".cu", ".cuh", ".inc"}
