@@ -54,7 +54,7 @@ Problem stored_as(DType format, const std::string& line) {
 
 bool has_kernel(const Problem& problem, Isa isa) {
   for (const Kernel& kernel : kernels()) {
-    if (kernel.isa == isa && why_not(kernel, problem).empty()) return true;
+    if (kernel.device == DeviceKind::cpu && kernel.isa == isa && why_not(kernel, problem).empty()) return true;
   }
   return false;
 }

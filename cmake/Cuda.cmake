@@ -25,3 +25,4 @@ tilesieve_step(cuda SOURCES ${TILESIEVE_CUDA_SOURCES})
 # constexpr functions of the host serve the device too; -gencode names the one target whose PTX wgmma exists in.
 target_compile_options(tilesieve_cuda PRIVATE $<$<COMPILE_LANGUAGE:CUDA>:--expt-relaxed-constexpr>)
 target_include_directories(tilesieve_cuda PRIVATE ${CUDAToolkit_INCLUDE_DIRS})
+target_compile_definitions(tilesieve_attend PRIVATE TILESIEVE_HAS_CUDA)  # its table of kernels names them

@@ -21,7 +21,6 @@ constexpr int64_t kRangeStep = 256;  // query tokens of one CTA of the map
 // Rounds of slices of the tiles of a KV head, see PrefillSizes::slice_begin: of fourteen the last slice is a hundredth
 // of a multiprocessor's share, and below 16 tiles for each round there would be slices of two or three.
 constexpr int64_t kMaxRounds = 14, kTilesPerRound = 16;
-constexpr int64_t kMaxTopK = 32;  // slots are the bits of a word
 
 int64_t ceil_div(int64_t a, int64_t b) { return a / b + (a % b != 0); }
 int64_t round_up(int64_t a, int64_t b) { return ceil_div(a, b) * b; }
@@ -109,7 +108,7 @@ void PrefillCall::check(const PrefillOptions& options) {
     fail("k: got {} KV heads for {} query heads, expected a divisor", num_kv_heads, num_q_heads);
   }
   const int64_t group = num_q_heads / num_kv_heads;
-  if (group > 16 || (group & (group - 1)) != 0) {
+  if (!is_prefill_group(group)) {
     fail("q: got {} query heads a KV head, expected 1, 2, 4, 8 or 16", group);
   }
   check_limit("k: KV heads", num_kv_heads, 65535);
@@ -163,9 +162,9 @@ void PrefillCall::check(const PrefillOptions& options) {
   if (options.max_kv_blocks < 0) fail("max_kv_blocks: got {}, expected 0 or more", options.max_kv_blocks);
   if (options.max_kv_blocks > 0) rows = std::min(rows, options.max_kv_blocks);
   rows = round_up(std::max<int64_t>(rows, 1), 8);
-  if (block_index.num_dims != 3 || block_index.sizes[2] < 1 || block_index.sizes[2] > kMaxTopK) {
+  if (block_index.num_dims != 3 || block_index.sizes[2] < 1 || block_index.sizes[2] > kMaxPrefillTopK) {
     fail("block_index: got {}, expected i32 [num_kv_heads, total_q, top_k] with top_k 1 to {}",
-         block_index.num_dims == 0 ? "nothing" : block_index.describe(), kMaxTopK);
+         block_index.num_dims == 0 ? "nothing" : block_index.describe(), kMaxPrefillTopK);
   }
   check_tensor("block_index", block_index, {DType::i32}, {num_kv_heads, total_q, block_index.sizes[2]},
                "num_kv_heads, total_q, top_k");
@@ -391,12 +390,6 @@ void sparse_prefill(const PrefillInputs& inputs, const PrefillOutputs& outputs, 
   call.run(workspace, stream);
 }
 
-std::vector<std::string> prefill_kernel_names() {
-  std::vector<std::string> list;
-  for (const PrefillKernel& kernel : prefill_kernels()) list.emplace_back(kernel.name);
-  return list;
-}
-
 std::string why_no_prefill() { return cuda::why_no_device(); }
 
 #else  // without CUDA the call exists and says why it cannot run
@@ -408,8 +401,6 @@ int64_t sparse_prefill_workspace(const PrefillInputs&, const PrefillOutputs&, co
 void sparse_prefill(const PrefillInputs&, const PrefillOutputs&, const PrefillOptions&, void*, int64_t, void*) {
   fail("sparse_prefill: {}", why_no_prefill());
 }
-
-std::vector<std::string> prefill_kernel_names() { return {}; }
 
 std::string why_no_prefill() { return "this build has no CUDA kernels (TILESIEVE_CUDA=OFF)"; }
 

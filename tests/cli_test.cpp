@@ -358,10 +358,19 @@ TEST_F(Cli, KernelsAreTheTableOfTheLibrary) {
   ASSERT_EQ(report.at("kernels").size(), table.size());
   for (size_t i = 0; i < table.size(); ++i) {
     EXPECT_EQ(report.at("kernels").at(i).at("name"), table[i].name);
-    const bool runs = table[i].available && table[i].dtype == DType::bf16;
-    EXPECT_EQ(report.at("kernels").at(i).at("runs"), runs) << table[i].name;
-    EXPECT_EQ(report.at("kernels").at(i).at("why_not").is_null(), runs) << table[i].name;
+    const json& row = report.at("kernels").at(i);
+    const bool gpu = table[i].device == DeviceKind::cuda, available = table[i].unavailable.empty();
+    EXPECT_EQ(row.at("device"), gpu ? "cuda" : "cpu") << table[i].name;
+    EXPECT_EQ(row.at("available"), available) << table[i].name;
+    EXPECT_EQ(row.at("unavailable").is_null(), available) << table[i].name;
+    const bool fits = !gpu || (table[i].min_head_dim == 128 && table[i].kv_block_size == 128);
+    const bool runs = available && table[i].dtype == DType::bf16 && fits;
+    EXPECT_EQ(row.at("runs"), runs) << table[i].name;
+    EXPECT_EQ(row.at("why_not").is_null(), runs) << table[i].name;
   }
+  // Where no GPU can run the prefill, the list says why, also where the build has no kernel for one.
+  EXPECT_EQ(report.at("no_gpu").is_null(), table.back().device == DeviceKind::cuda);
+  EXPECT_NE(run("kernels").out.find(sm90::why_no_prefill()), std::string::npos);
   expect_refused("kernels --for 'hq=3 hkv=2 q=1'", 2, {"--for", "num_kv_heads"});
   expect_refused("kernels --for nonsense", 2, {"--for", "nonsense"});
 }

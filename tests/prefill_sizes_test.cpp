@@ -3,7 +3,10 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <set>
+
 #include "sparse_prefill_sm90.h"
+#include "tilesieve/attend.h"
 #include "tilesieve/error.h"
 
 namespace tilesieve::testing {
@@ -118,6 +121,55 @@ TEST(PrefillRefusals, NameTheArgumentWhatWasGotAndWhatExists) {
               AllOf(HasSubstr("workspace_limit: got 1048576"), HasSubstr("expected at least")));
   EXPECT_THAT(Call(512, 96, 4, 16).refusal(), HasSubstr("24 query heads a KV head"));
   EXPECT_THAT(Call(512, 128, 4, 16).refusal(), HasSubstr("32 query heads a KV head"));
+}
+
+TEST(PrefillKernelRows, AreListedWithTheOthers) {
+  std::set<std::string> names;
+  for (const Kernel& kernel : kernels()) {
+    EXPECT_TRUE(names.insert(kernel.name).second) << kernel.name;
+    if (kernel.device != DeviceKind::cuda) continue;
+    EXPECT_EQ(kernel.name, "sm90." + std::string(name_of(kernel.loop_order)) + "." +
+                               std::string(name_of(kernel.dtype)) + ".d" + std::to_string(kernel.max_head_dim) + ".b" +
+                               std::to_string(kernel.kv_block_size));
+    EXPECT_EQ(kernel.unavailable, sm90::why_no_prefill());
+    for (const char* dtype : {"f32", "bf16", "f16", "e4m3"}) {
+      const std::string line = "hq=4 hkv=2 q=3 kv=200 topk=2 d=" + std::to_string(kernel.max_head_dim) +
+                               " block=" + std::to_string(kernel.kv_block_size) + " dtype=" + dtype;
+      EXPECT_EQ(why_not(kernel, Problem::parse(line)).empty(),
+                kernel.unavailable.empty() && name_of(kernel.dtype) == dtype)
+          << kernel.name << " " << line;
+    }
+  }
+  for (const char* line : {"e4m3.d128.b128", "e4m3.d64.b64", "bf16.d128.b64", "bf16.d64.b128"}) {
+    EXPECT_EQ(names.contains(std::string("sm90.kv_outer.") + line), kernels().back().device == DeviceKind::cuda)
+        << line;
+  }
+}
+
+// What `tilesieve kernels --for` says where there is a GPU; a row by hand, so that it is tested without one.
+TEST(PrefillKernelRows, SayWhyTheyDoNotRunAProblem) {
+  Kernel kernel;
+  kernel.device = DeviceKind::cuda;
+  kernel.dtype = DType::f8_e4m3;
+  kernel.q_dtypes = {DType::bf16, DType::f8_e4m3};
+  kernel.min_head_dim = kernel.max_head_dim = 128;
+  kernel.kv_block_size = 128;
+  const auto reason = [&](auto change) {
+    Problem problem = Problem::parse("hq=64 hkv=4 d=128 q=3 kv=200 block=128 topk=16 dtype=e4m3");
+    change(problem);
+    return why_not(kernel, problem);
+  };
+  EXPECT_EQ(reason([](Problem&) {}), "");
+  EXPECT_EQ(reason([](Problem& p) { p.q_dtype = DType::bf16; }), "");
+  EXPECT_EQ(reason([](Problem& p) { p.q_dtype = DType::f32; }), "q_dtype f32 is not bf16 or e4m3");
+  EXPECT_EQ(reason([](Problem& p) { p.kv_dtype = DType::bf16; }), "kv_dtype bf16 is not e4m3");
+  EXPECT_EQ(reason([](Problem& p) { p.head_dim = 64; }), "head_dim 64 is below 128");
+  EXPECT_EQ(reason([](Problem& p) { p.head_dim = 136; }), "head_dim 136 is above 128");
+  EXPECT_EQ(reason([](Problem& p) { p.kv_block_size = 64; }), "kv_block_size 64 is not 128");
+  EXPECT_EQ(reason([](Problem& p) { p.num_q_heads = 12; }), "3 query heads a KV head are not 1, 2, 4, 8 or 16");
+  EXPECT_EQ(reason([](Problem& p) { p.num_q_heads = 128; }), "32 query heads a KV head are not 1, 2, 4, 8 or 16");
+  EXPECT_EQ(reason([](Problem& p) { p.top_k = 33; }), "top_k 33 is above 32");
+  EXPECT_EQ(reason([](Problem& p) { p.top_k = 32; }), "");
 }
 
 }  // namespace

@@ -387,7 +387,9 @@ Output make_output(const Problem& problem, Layout layout, DType o_dtype) {
 
 std::vector<Kernel> kernels_for(const Problem& problem) {
   std::vector<Kernel> fitting = kernels();
-  std::erase_if(fitting, [&](const Kernel& kernel) { return !why_not(kernel, problem).empty(); });
+  std::erase_if(fitting, [&](const Kernel& kernel) {
+    return kernel.device != DeviceKind::cpu || !why_not(kernel, problem).empty();
+  });
   return fitting;
 }
 

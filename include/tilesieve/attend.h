@@ -47,25 +47,29 @@ struct Partials {
 
 // One row of the kernel table: a kernel that exists.
 struct Kernel {
-  std::string name;  // "avx512.q_outer.bf16"
-  Isa isa = Isa::portable;
+  std::string name;                     // "avx512.q_outer.bf16", "sm90.kv_outer.e4m3.d128.b128"
+  DeviceKind device = DeviceKind::cpu;  // on CUDA devices, sm90::sparse_prefill runs them
+  Isa isa = Isa::portable;              // of a CPU kernel
   LoopOrder loop_order = LoopOrder::q_outer;
   DType dtype = DType::f32;       // of stored keys and values
   DType arithmetic = DType::f32;  // of the factors of both products; sums are f32. bf16 rounds the weights of a softmax
-  int64_t max_head_dim = 256;
-  int64_t tile_rows = 0;      // query rows of one tile
-  int64_t tile_row_step = 0;  // rows are padded to a multiple of this
+  std::vector<DType> q_dtypes;    // of queries, as they are stored
+  int64_t min_head_dim = 8, max_head_dim = 256;  // in steps of 8
+  int64_t kv_block_size = 0;                     // the one that it is for; 0 = any
+  int64_t tile_rows = 0;                         // query rows of one tile
+  int64_t tile_row_step = 0;                     // rows are padded to a multiple of this
   LoopCosts costs;
-  bool available = false;  // this machine can run it
+  std::string unavailable;  // empty when this machine can run it, else why not
 };
 
-// The kernel table, best first within a loop order.
+// The kernel table: first the kernels for CPUs, best first within a loop order, then those for GPUs, which a build
+// without CUDA has none of.
 std::vector<Kernel> kernels();
 
 // Empty when the kernel can run the problem, else the reason why not.
 std::string why_not(const Kernel& kernel, const Problem& problem);
 
-// The kernel that `execution` asks for. Throws Error when no row of the table runs the problem.
+// The CPU kernel that `execution` asks for. Throws Error when no row of the table runs the problem.
 Kernel find_kernel(const Problem& problem, LoopOrder loop_order, const Execution& execution = {});
 
 // Throws Error naming the tensor whose dtype, device, shape or stride does not fit the problem.

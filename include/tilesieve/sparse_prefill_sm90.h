@@ -7,7 +7,6 @@
 
 #include <cstdint>
 #include <string>
-#include <vector>
 
 #include "tilesieve/tensor.h"
 
@@ -61,9 +60,6 @@ int64_t sparse_prefill_workspace(const PrefillInputs& inputs, const PrefillOutpu
 // exists; nothing has been enqueued then.
 void sparse_prefill(const PrefillInputs& inputs, const PrefillOutputs& outputs, const PrefillOptions& options,
                     void* workspace, int64_t workspace_bytes, void* stream);
-
-// Names of the attend kernels that exist in this build; empty without CUDA.
-std::vector<std::string> prefill_kernel_names();
 
 // Empty when this build and the current device can run the call, else why not.
 std::string why_no_prefill();

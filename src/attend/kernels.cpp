@@ -2,7 +2,10 @@
 // The kernel table: every kernel that exists, best first within a loop order.
 #include <fmt/format.h>
 
+#include <algorithm>
+
 #include "attend/cpu/attend_ops.h"
+#include "attend/kernels_sm90.h"
 #include "base/fail.h"
 #include "cpu/isa.h"
 #include "tilesieve/attend.h"
@@ -35,7 +38,7 @@ namespace {
 struct IsaKernels {
   Isa isa;
   DType arithmetic;
-  std::vector<DType> dtypes;  // of keys and values
+  std::vector<DType> dtypes;  // of keys and values, and of queries
   LoopCosts costs;
 };
 
@@ -64,9 +67,7 @@ const std::vector<IsaKernels>& isa_kernels() {
   return rows;
 }
 
-}  // namespace
-
-std::vector<Kernel> kernels() {
+std::vector<Kernel> cpu_kernels() {
   std::vector<Kernel> table;
   for (LoopOrder loop_order : {LoopOrder::q_outer, LoopOrder::kv_outer}) {
     for (const IsaKernels& row : isa_kernels()) {
@@ -78,8 +79,10 @@ std::vector<Kernel> kernels() {
         kernel.dtype = dtype;
         kernel.arithmetic = row.arithmetic;
         kernel.costs = row.costs;
-        kernel.available = is_available(row.isa);
-        if (kernel.available) {
+        kernel.q_dtypes = row.dtypes;
+        if (!is_available(row.isa)) {
+          kernel.unavailable = fmt::format("this machine has no {}", name_of(row.isa));
+        } else {
           kernel.tile_rows = attend_ops(row.isa).tile_rows;
           kernel.tile_row_step = attend_ops(row.isa).tile_row_step;
         }
@@ -90,25 +93,40 @@ std::vector<Kernel> kernels() {
   return table;
 }
 
+}  // namespace
+
+std::vector<Kernel> kernels() {
+  std::vector<Kernel> table = cpu_kernels();
+  const std::vector<Kernel> gpu = sm90_kernels();
+  table.insert(table.end(), gpu.begin(), gpu.end());
+  return table;
+}
+
 std::string why_not(const Kernel& kernel, const Problem& problem) {
-  if (!kernel.available) return fmt::format("this machine has no {}", name_of(kernel.isa));
+  if (!kernel.unavailable.empty()) return kernel.unavailable;
   if (problem.kv_dtype != kernel.dtype) {
     return fmt::format("kv_dtype {} is not {}", name_of(problem.kv_dtype), name_of(kernel.dtype));
   }
-  if (kernel.arithmetic == DType::bf16 && problem.q_dtype != DType::bf16 && problem.q_dtype != DType::f8_e4m3) {
-    return fmt::format("q_dtype {} would be rounded to bf16; bf16 and e4m3 are taken", name_of(problem.q_dtype));
+  const std::vector<DType>& q = kernel.q_dtypes;
+  if (std::find(q.begin(), q.end(), problem.q_dtype) == q.end()) {
+    std::string taken;
+    for (DType dtype : q) taken += (taken.empty() ? "" : " or ") + std::string(name_of(dtype));
+    return fmt::format("q_dtype {} is not {}", name_of(problem.q_dtype), taken);
   }
   if (problem.head_dim > kernel.max_head_dim) {
     return fmt::format("head_dim {} is above {}", problem.head_dim, kernel.max_head_dim);
   }
-  return "";
+  if (problem.head_dim < kernel.min_head_dim) {
+    return fmt::format("head_dim {} is below {}", problem.head_dim, kernel.min_head_dim);
+  }
+  return kernel.device == DeviceKind::cuda ? why_not_sm90(kernel, problem) : "";
 }
 
 Kernel find_kernel(const Problem& problem, LoopOrder loop_order, const Execution& execution) {
   problem.validate();
   check_available(execution.isa);
   std::string reasons;
-  for (const Kernel& kernel : kernels()) {
+  for (const Kernel& kernel : cpu_kernels()) {
     if (kernel.loop_order != loop_order || (execution.isa != Isa::best && kernel.isa != execution.isa)) continue;
     const std::string reason = why_not(kernel, problem);
     if (reason.empty()) return kernel;

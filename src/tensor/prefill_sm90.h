@@ -12,6 +12,9 @@
 
 namespace tilesieve {
 
+inline constexpr int64_t kMaxPrefillTopK = 32;  // slots are the bits of a word
+constexpr bool is_prefill_group(int64_t heads) { return heads >= 1 && heads <= 16 && (heads & (heads - 1)) == 0; }
+
 // A key block that somebody picked, with all that attending to it needs.
 struct alignas(16) BlockWork {
   int32_t tile_begin;   // first tile among those of the KV head
