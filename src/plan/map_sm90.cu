@@ -271,8 +271,8 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// One CTA a KV head, a thread a row: turns the counts of the chunks into first entries, lists the picked blocks, and
-// finds where each slice of the tiles begins.
+// One CTA a KV head, one to eight threads a row, each with a part of the chunks: turns the counts of the chunks into
+// first entries, lists the picked blocks, and finds where each slice of the tiles begins.
 __global__ void __launch_bounds__(kScanThreads)
     schedule_kernel(const __grid_constant__ PrefillSizes sizes, const __grid_constant__ PrefillBatch batch,
                     const __grid_constant__ PrefillMap map) {
@@ -285,45 +285,53 @@ __global__ void __launch_bounds__(kScanThreads)
 
   Sums carry = {0, 0, 0};
   const int32_t used_rows = min(map.cu_rows[sizes.num_sequences], sizes.num_rows);
-  for (int32_t first = 0; first < used_rows; first += kScanThreads) {
-    const int32_t row = first + static_cast<int32_t>(threadIdx.x);
+  const int32_t parts = used_rows > 512 ? 1 : used_rows > 256 ? 2 : used_rows > 128 ? 4 : 8;
+  const int32_t part = static_cast<int32_t>(threadIdx.x) % parts, share = (chunks + parts - 1) / parts;
+  const int32_t chunk_begin = min(part * share, chunks), chunk_end = min(chunk_begin + share, chunks);
+  for (int32_t first = 0; first < used_rows; first += kScanThreads / parts) {
+    const int32_t row = first + static_cast<int32_t>(threadIdx.x) / parts;
     int32_t count = 0;
     BlockWork work = {};
     if (row < used_rows) {
-      for (int32_t c = 0; c < chunks; c += kAhead) {
+      for (int32_t c = chunk_begin; c < chunk_end; c += kAhead) {
         int32_t ahead[kAhead];
 #pragma unroll
         for (int i = 0; i < kAhead; ++i) {
-          ahead[i] = c + i < chunks ? counts[static_cast<int64_t>(c + i) * sizes.num_rows + row] : 0;
+          ahead[i] = c + i < chunk_end ? counts[static_cast<int64_t>(c + i) * sizes.num_rows + row] : 0;
         }
 #pragma unroll
         for (int i = 0; i < kAhead; ++i) count += ahead[i];
       }
       const int32_t s = find_sequence(map.cu_rows, sizes.num_sequences, row);
       const int32_t block = row - map.cu_rows[s], kv_len = map.kv_lens[s];
-      work.num_entries = count;
       work.valid_keys = min(sizes.kv_block_size, kv_len - block * sizes.kv_block_size);
       work.kv_token = sizes.max_pages != 0 ? 0 : batch.cu_seqlens_kv[s] + block * sizes.kv_block_size;
       work.kv_page = sizes.max_pages != 0 ? batch.block_table[s * batch.block_table_stride + block] : 0;
       work.limit_offset = sizes.causal ? kv_len - batch.cu_seqlens_q[s + 1] + 1 - block * sizes.kv_block_size : 1 << 30;
     }
+    int32_t of_row = count;
+    for (int32_t lanes = 1; lanes < parts; lanes *= 2) of_row += __shfl_xor_sync(0xffffffffu, of_row, lanes);
+    const bool leads = part == 0 && of_row > 0;
+    const int32_t tiles = (of_row + sizes.tile_tokens() - 1) / sizes.tile_tokens();
     Sums total;
-    const Sums before =
-        carry + scan_cta({count, (count + sizes.tile_tokens() - 1) / sizes.tile_tokens(), count > 0}, total);
-    if (count > 0) {
+    const Sums before = carry + scan_cta({count, leads ? tiles : 0, leads}, total);
+    if (leads) {
+      work.num_entries = of_row;
       work.tile_begin = before.tiles;
       work.entry_begin = before.entries;
       blocks[before.blocks] = work;
+    }
+    if (of_row > 0) {
       int32_t entry = before.entries;
-      for (int32_t c = 0; c < chunks; c += kAhead) {  // again, now from the L1 or L2
+      for (int32_t c = chunk_begin; c < chunk_end; c += kAhead) {  // again, now from the L1 or L2
         int32_t ahead[kAhead];
 #pragma unroll
         for (int i = 0; i < kAhead; ++i) {
-          ahead[i] = c + i < chunks ? counts[static_cast<int64_t>(c + i) * sizes.num_rows + row] : 0;
+          ahead[i] = c + i < chunk_end ? counts[static_cast<int64_t>(c + i) * sizes.num_rows + row] : 0;
         }
 #pragma unroll
         for (int i = 0; i < kAhead; ++i) {
-          if (c + i < chunks) counts[static_cast<int64_t>(c + i) * sizes.num_rows + row] = entry;
+          if (c + i < chunk_end) counts[static_cast<int64_t>(c + i) * sizes.num_rows + row] = entry;
           entry += ahead[i];
         }
       }

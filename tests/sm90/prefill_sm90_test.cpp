@@ -75,7 +75,6 @@ INSTANTIATE_TEST_SUITE_P(All, PrefillKernels,
                                   std::to_string(std::get<3>(kernel.param));
                          });
 
-
 TEST_F(Prefill, OrderAndRepeatsOfIdsDoNotShow) {
   for (const Formats& formats : kFormats) {
     PrefillCase c = make_prefill_case(sizes_line(16, 128, 128, kBatch), formats.q, formats.kv, 11);

@@ -108,7 +108,8 @@ __device__ void plan_pieces(Shared<Config>& shared, const AttendArgs& args) {
   Piece piece = {};
   bool more = true;
   while (more) {
-    cuda::barrier_wait(&shared.piece_empty[ring.stage], ring.parity ^ 1);  // not before: who claims early, waits less
+    cuda::barrier_wait(&shared.piece_empty[ring.stage],
+                       ring.parity ^ 1);  // what is claimed early, no idle CTA can take
     more = walk.next(piece);
     if (!more) piece.num_tiles = 0;
     piece.logit_scale = args.logit_scale;
