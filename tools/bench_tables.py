@@ -17,7 +17,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-DOCUMENTS = ("README.md", "docs/cpu.md")
+DOCUMENTS = ("README.md", "docs/cpu.md", "docs/kv-outer.md")
 BLOCK = re.compile(r"(<!-- bench (\S+) (\S+)(?: (\S+))? -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 COLUMNS = (
     ("kernel", "kernel"),
@@ -33,16 +33,24 @@ COLUMNS = (
     ("flex", "x FlexAttention"),
     ("attend", "x less than attending"),
     ("index", "x less than scoring"),
+    ("clock", "SM clock, MHz"),
+    ("bound", "of the bound"),
+    ("triton", "x Triton"),
+    ("cudnn", "x dense cuDNN in time"),
+    ("flash", "x dense FlashAttention in time"),
 )
 
 
 def cells_of(row: dict) -> dict[str, str]:
     """What one row of a result file puts into which column."""
-    cells = {"value": f"{row['value']:.3g} {row['metric']}"}
+    value = row["value"]
+    cells = {"value": f"{value:.0f} {row['metric']}" if value >= 1000 else f"{value:.3g} {row['metric']}"}
     if "kernel" in row:
         cells["kernel"] = f"`{row['kernel']}`"
     if "spread" in row:
         cells["spread"] = f"{row['spread'] * 100:.0f} %"
+    if "sm_mhz" in row:
+        cells["clock"] = str(row["sm_mhz"])
     if "baseline" in row:
         cells[row["baseline"]] = f"{row['ratio']:.2f}" if row["ratio"] < 10 else f"{row['ratio']:.0f}"
     return cells
