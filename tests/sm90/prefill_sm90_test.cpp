@@ -7,39 +7,15 @@
 #include <algorithm>
 #include <cmath>
 
-#include "sm90/prefill_case.h"
+#include "sm90/prefill_fixture.h"
 
 namespace tilesieve::testing {
 namespace {
-
-class Prefill : public ::testing::Test {
- protected:
-  void SetUp() override {
-    const std::string why = sm90::why_no_prefill();
-    if (!why.empty()) GTEST_SKIP() << "skipped: " << why;
-  }
-  void TearDown() override {
-    if (sm90::why_no_prefill().empty()) {
-      EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess);
-    }
-  }
-};
-
-struct Formats {
-  const char* name;
-  DType q, kv;
-};
-constexpr Formats kFormats[] = {{"bf16", DType::bf16, DType::bf16},
-                                {"e4m3", DType::f8_e4m3, DType::f8_e4m3},
-                                {"bf16-e4m3", DType::bf16, DType::f8_e4m3}};
 
 std::string sizes_line(int64_t group, int64_t d, int64_t block, const std::string& rest) {
   return "hq=" + std::to_string(2 * group) + " hkv=2 d=" + std::to_string(d) + " block=" + std::to_string(block) + " " +
          rest;
 }
-
-// Several sequences: a prefix, an empty one, one of a single token, one without keys, one that ends inside a block.
-constexpr const char* kBatch = "q=37,0,1,5,130 kv=300,40,129,0,257 topk=4";
 
 using Kernel = std::tuple<Formats, int64_t, int64_t, int64_t>;
 class PrefillKernels : public Prefill, public ::testing::WithParamInterface<Kernel> {};
@@ -68,9 +44,8 @@ INSTANTIATE_TEST_SUITE_P(All, PrefillKernels,
                          ::testing::Combine(::testing::ValuesIn(kFormats), ::testing::Values(128, 64),
                                             ::testing::Values(128, 64), ::testing::Values(16, 8, 4, 2, 1)),
                          [](const auto& kernel) {
-                           std::string name = std::get<0>(kernel.param).name;
-                           std::replace(name.begin(), name.end(), '-', '_');
-                           return name + "_d" + std::to_string(std::get<1>(kernel.param)) + "_b" +
+                           return name_of(std::get<0>(kernel.param)) + "_d" +
+                                  std::to_string(std::get<1>(kernel.param)) + "_b" +
                                   std::to_string(std::get<2>(kernel.param)) + "_g" +
                                   std::to_string(std::get<3>(kernel.param));
                          });
