@@ -7,6 +7,9 @@
 A table stands between `<!-- bench RESULTS CASE-PATTERN [COLUMNS] -->` and `<!-- end -->`: RESULTS is a file of
 bench/results, CASE-PATTERN a regular expression that whole case names match, COLUMNS those of the columns below that are
 shown, with commas between, all by default. A column that no case has anything for is left out.
+
+Where the pattern has a group named `by`, as in `m3/call/(?P<by>bf16|e4m3)/.*`, what it matches gets a column each
+instead, and a cell holds the value and what COLUMNS would have held.
 """
 
 from __future__ import annotations
@@ -22,6 +25,17 @@ BLOCK = re.compile(r"(<!-- bench (\S+) (\S+)(?: (\S+))? -->\n)(.*?)(<!-- end -->
 COLUMNS = (
     ("kernel", "kernel"),
     ("spread", "spread"),
+    ("clock", "clock"),
+    ("workspace", "workspace"),
+    ("bound", "x the bound"),
+    ("triton", "x Triton"),
+    ("flashinfer-msa", "x FlashInfer's MSA"),
+    ("cudnn", "x dense cuDNN in time"),
+    ("flash", "x dense FlashAttention in time"),
+    ("fa3", "x dense FA3 in time"),
+    ("fa3-e4m3", "x dense FA3 of e4m3 in time"),
+    ("fa4", "x dense FA4 in time"),
+    ("flashinfer", "x dense FlashInfer in time"),
     ("onednn", "x oneDNN's matmul"),
     ("torch-matmul", "x PyTorch's matmul"),
     ("dense-share", "x its share of dense"),
@@ -33,52 +47,73 @@ COLUMNS = (
     ("flex", "x FlexAttention"),
     ("attend", "x less than attending"),
     ("index", "x less than scoring"),
-    ("clock", "SM clock, MHz"),
-    ("bound", "of the bound"),
-    ("triton", "x Triton"),
-    ("cudnn", "x dense cuDNN in time"),
-    ("flash", "x dense FlashAttention in time"),
 )
 
 
 def cells_of(row: dict) -> dict[str, str]:
     """What one row of a result file puts into which column."""
     value = row["value"]
-    cells = {"value": f"{value:.0f} {row['metric']}" if value >= 1000 else f"{value:.3g} {row['metric']}"}
+    cells = {"value": f"{value:.3g} {row['metric']}" if value < 1000 else f"{value:,.0f} {row['metric']}"}
     if "kernel" in row:
         cells["kernel"] = f"`{row['kernel']}`"
     if "spread" in row:
         cells["spread"] = f"{row['spread'] * 100:.0f} %"
     if "sm_mhz" in row:
-        cells["clock"] = str(row["sm_mhz"])
+        cells["clock"] = f"{row['sm_mhz']} MHz"
+    if "workspace_bytes" in row:
+        cells["workspace"] = f"{row['workspace_bytes'] / 2**20:.0f} MiB"
     if "baseline" in row:
         cells[row["baseline"]] = f"{row['ratio']:.2f}" if row["ratio"] < 10 else f"{row['ratio']:.0f}"
     return cells
 
 
+def measured(results: dict) -> str:
+    """Where and when, for the line above a table."""
+    gpu = ""
+    if "cuda" in results:
+        gpu = f", driver {results['driver']}, CUDA {results['cuda']}, memory at {results['memory_mhz']} MHz"
+    return f"{results['device']}{gpu}; {results['date']}; medians, commit {results['commit']}"
+
+
+def columns_of(cases: list[dict[str, str]], shown: set[str]) -> list[tuple[str, str]]:
+    """The columns of `shown` that any of the cases has something for, with their titles."""
+    for unknown in (shown | {key for case in cases for key in case}) - {name for name, _ in COLUMNS} - {"value"}:
+        sys.exit(f"bench_tables: no such column: {unknown}")
+    return [(key, title) for key, title in COLUMNS if key in shown and any(key in case for case in cases)]
+
+
+def markdown(header: list[str], rows: list[list[str]]) -> list[str]:
+    return [f"| {' | '.join(cells)} |" if cells else "|" + "---|" * len(header) for cells in [header, [], *rows]]
+
+
 def table(results: dict, pattern: str, shown: set[str]) -> str:
-    """One row a case, one column for each of `shown` that any of the cases has something for."""
+    """One row a case, or where the pattern has a group `by`, one row for all cases that differ in it."""
     cases: dict[str, dict[str, str]] = {}
     for row in results["rows"]:
         if re.fullmatch(pattern, row["case"]):
             cases.setdefault(row["case"], {}).update(cells_of(row))
     if not cases:
         sys.exit(f"bench_tables: no case matches {pattern}")
-    known = {name for name, _ in COLUMNS}
-    for unknown in (shown | {key for case in cases.values() for key in case}) - known - {"value"}:
-        sys.exit(f"bench_tables: no such column: {unknown}")
-    columns = [(key, title) for key, title in COLUMNS if key in shown and any(key in case for case in cases.values())]
+    columns = columns_of(list(cases.values()), shown)
     spread = "; spread is longest less shortest time over the median" if ("spread", "spread") in columns else ""
-    lines = [
-        f"{results['device']}; {results['date']}; medians, commit {results['commit']}{spread}:",
-        "",
-        "| case | value | " + " | ".join(title for _, title in columns) + " |",
-        "|---|---|" + "---|" * len(columns),
-    ]
+    if "by" in re.compile(pattern).groupindex:
+        header, rows = pivoted(cases, pattern, columns)
+    else:
+        header = ["case", "value"] + [title for _, title in columns]
+        rows = [[f"`{name}`", case["value"]] + [case.get(key, "") for key, _ in columns] for name, case in cases.items()]
+    return "\n".join([f"{measured(results)}{spread}:", "", *markdown(header, rows)]) + "\n"
+
+
+def pivoted(cases: dict[str, dict[str, str]], pattern: str, columns: list[tuple[str, str]]) -> tuple[list, list]:
+    """Header and rows with a column for each text of the group `by`, in the order of the cases."""
+    rows: dict[str, dict[str, str]] = {}
     for name, case in cases.items():
-        cells = [case["value"]] + [case.get(key, "") for key, _ in columns]
-        lines.append(f"| `{name}` | " + " | ".join(cells) + " |")
-    return "\n".join(lines) + "\n"
+        match = re.fullmatch(pattern, name)
+        start, end = match.span("by")
+        ratios = [f"{case[key]} {title}" for key, title in columns if key in case]
+        rows.setdefault(f"{name[:start]}*{name[end:]}", {})[match["by"]] = ", ".join([case["value"], *ratios])
+    header = list(dict.fromkeys(by for row in rows.values() for by in row))
+    return ["case", *header], [[f"`{name}`"] + [row.get(by, "") for by in header] for name, row in rows.items()]
 
 
 def rewritten(text: str) -> str:
