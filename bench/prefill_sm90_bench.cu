@@ -68,17 +68,44 @@ void check_result(const Shape& shape, const PrefillProblem& problem) {
               std::to_string(limit));
 }
 
-// Microseconds that the host spends on a call.
-double host_time(const PrefillProblem& problem, void* workspace, int64_t bytes) {
+// Microseconds that the host spends on some work of a call: median of 21, the GPU idle before each.
+double host_time(const Launch& work) {
   std::vector<double> times;
   for (int i = 0; i < 21; ++i) {
     const auto begin = std::chrono::steady_clock::now();
-    sm90::sparse_prefill(problem.inputs, problem.outputs, {}, workspace, bytes, nullptr);
+    work();
     times.push_back(std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - begin).count());
     check(cudaDeviceSynchronize(), "call");
   }
   std::sort(times.begin(), times.end());
   return times[times.size() / 2];
+}
+
+// What the host spends on a whole call, on a stream of the caller's own, and printed, on the parts of it.
+void measure_host(const Shape& shape, const PrefillProblem& problem, const PrefillCall& call, int num_sms,
+                  void* workspace, Report& report) {
+  cudaStream_t stream;
+  check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "stream");
+  const int64_t bytes = call.layout().bytes;
+  const double whole =
+      host_time([&] { sm90::sparse_prefill(problem.inputs, problem.outputs, {}, workspace, bytes, stream); });
+  report.add(shape.name("host"), "us", whole, {});
+
+  const double check_and_size = host_time([&] { PrefillCall(problem.inputs, problem.outputs, {}, num_sms); });
+  const double rows = host_time([&] { call.sequence_rows(workspace, stream); });
+  const double map = host_time([&] { call.map(workspace, 0, stream); });
+  const double quantize = call.quantizes_q() ? host_time([&] { call.quantize(workspace, 0, stream); }) : 0.0;
+  const KvOuterInputs inputs = call.attend_inputs(workspace, 0);
+  const double encode = host_time([&] { KvOuterMaps(call.sizes(), inputs); });
+  const KvOuterMaps maps(call.sizes(), inputs);
+  const double attend = host_time([&] { call.attend(workspace, inputs, maps, 0, stream); });
+  const double combine = host_time([&] { call.combine(workspace, 0, 0, stream); });
+  std::printf(
+      "    host: check %.1f, tensor maps %.1f; launches: sequence rows %.1f, map and schedule %.1f, quantise %.1f, and "
+      "%d times attend %.1f, combine %.1f us\n",
+      check_and_size, encode, rows, map, quantize,
+      (call.sizes().num_kv_heads + call.sizes().heads_per_pass - 1) / call.sizes().heads_per_pass, attend, combine);
+  cudaStreamDestroy(stream);
 }
 
 // The stages with all partials in memory at once, whatever the call's own limit. What lowers the clock comes last.
@@ -132,7 +159,7 @@ void measure(const Shape& shape, int num_sms, Timer& timer, Report& report, doub
   const auto run = [&] { call.run(workspace, nullptr); };
   const Timing burst = timer.burst(run, few_queries);
   report.add(shape.name("call"), "TFLOP/s", rate(burst.ms), burst, bound, bytes);
-  report.add(shape.name("host"), "us", host_time(problem, workspace, bytes), {});
+  measure_host(shape, problem, call, num_sms, workspace, report);
   if (few_queries) return;
   measure_stages(shape, problem, stages, workspace, timer, report, bytes_per_ms);
   const Timing sustained = timer.sustained(run, burst.ms);
