@@ -5,8 +5,8 @@
     python tools/bench_tables.py --check  fails where a table is not what its result file says
 
 A table stands between `<!-- bench RESULTS CASE-PATTERN [COLUMNS] -->` and `<!-- end -->`: RESULTS is a file of
-bench/results, CASE-PATTERN a regular expression that whole case names match, COLUMNS those of the columns below that are
-shown, with commas between, all by default. A column that no case has anything for is left out.
+bench/results, CASE-PATTERN a regular expression that whole case names match, COLUMNS those of the columns below that
+are shown, with commas between, all by default. A column that no case has anything for is left out.
 
 Where the pattern has a group named `by`, as in `m3/call/(?P<by>bf16|e4m3)/.*`, what it matches gets a column each
 instead, and a cell holds the value and what COLUMNS would have held.
@@ -99,8 +99,9 @@ def table(results: dict, pattern: str, shown: set[str]) -> str:
     if "by" in re.compile(pattern).groupindex:
         header, rows = pivoted(cases, pattern, columns)
     else:
-        header = ["case", "value"] + [title for _, title in columns]
-        rows = [[f"`{name}`", case["value"]] + [case.get(key, "") for key, _ in columns] for name, case in cases.items()]
+        columns.insert(0, ("value", "value"))
+        header = ["case"] + [title for _, title in columns]
+        rows = [[f"`{name}`"] + [case.get(key, "") for key, _ in columns] for name, case in cases.items()]
     return "\n".join([f"{measured(results)}{spread}:", "", *markdown(header, rows)]) + "\n"
 
 
