@@ -62,7 +62,12 @@ function(tilesieve_library)
   target_include_directories(tilesieve PUBLIC $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/include>
                                               $<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}>)
   target_compile_features(tilesieve PUBLIC cxx_std_20)
-  set_target_properties(tilesieve PROPERTIES VERSION ${PROJECT_VERSION} SOVERSION ${PROJECT_VERSION_MAJOR})
+  set(exports ${PROJECT_SOURCE_DIR}/cmake/exports.map)
+  set_target_properties(tilesieve PROPERTIES VERSION ${PROJECT_VERSION} SOVERSION ${PROJECT_VERSION_MAJOR}
+                                             LINK_DEPENDS ${exports})
+  if(BUILD_SHARED_LIBS)
+    target_link_options(tilesieve PRIVATE LINKER:--version-script=${exports})
+  endif()
 
   include(CMakePackageConfigHelpers)
   set(package ${CMAKE_INSTALL_LIBDIR}/cmake/tilesieve)
@@ -74,4 +79,5 @@ function(tilesieve_library)
   write_basic_package_version_file(${PROJECT_BINARY_DIR}/tilesieve-config-version.cmake COMPATIBILITY SameMinorVersion)
   install(FILES ${PROJECT_BINARY_DIR}/tilesieve-config.cmake ${PROJECT_BINARY_DIR}/tilesieve-config-version.cmake
           DESTINATION ${package})
+  include(PkgConfig)
 endfunction()

@@ -30,6 +30,9 @@ LOGIT_ROWS = 512
 # Called after each layer's attention with (layer, q [T, H, d], k [T, G, d], v [T, G, d], output [T, H, d]).
 AttentionHook = Callable[[int, Float32, Float32, Float32, Float32], None]
 
+# Computes a layer's attention: (layer, q [T, H, d], k [T, G, d], v [T, G, d], softmax scale) -> [T, H, d].
+Attention = Callable[[int, Float32, Float32, Float32, float], Float32]
+
 
 class ModelError(Exception):
     """The GGUF file is not the model that this code was written for."""
@@ -267,6 +270,12 @@ def causal_attention(q: Float32, k: Float32, v: Float32, scale: float) -> Float3
     return output
 
 
+def exact_attention(layer: int, q: Float32, k: Float32, v: Float32, scale: float) -> Float32:
+    """The model's own attention, the same in every layer."""
+    del layer
+    return causal_attention(q, k, v, scale)
+
+
 def mlp(x: Float32, layer: Layer) -> Float32:
     """The gated MLP: down(silu(gate(x)) * up(x)); [T, D] -> [T, D]."""
     hidden: Float32 = x @ layer.gate.T
@@ -281,10 +290,12 @@ def forward(
     token_ids: TokenIds,
     hook: AttentionHook | None = None,
     track: Callable[[range], Iterable[int]] = lambda layers: layers,
+    attention: Attention = exact_attention,
 ) -> Float32:
     """Run token_ids [T] through all layers and the last norm; returns [T, D].
 
-    `hook` sees every layer's attention (q and k after RoPE); `track` wraps the loop over layers, for a progress bar.
+    `hook` sees every layer's attention (q and k after RoPE); `track` wraps the loop over layers, for a progress bar;
+    `attention` computes it in the model's stead.
     """
     config = weights.config
     tokens = len(token_ids)
@@ -297,7 +308,7 @@ def forward(
         k = (normed @ layer.key.T).reshape(tokens, config.kv_heads, config.head_dim)
         v = (normed @ layer.value.T).reshape(tokens, config.kv_heads, config.head_dim)
         q, k = apply_rope(q, cosines, sines), apply_rope(k, cosines, sines)
-        mixed = causal_attention(q, k, v, config.softmax_scale)
+        mixed = attention(index, q, k, v, config.softmax_scale)
         if hook is not None:
             hook(index, q, k, v, mixed)
         x += mixed.reshape(tokens, config.width) @ layer.attention_output.T

@@ -41,6 +41,9 @@ void run_plan(const Problem& problem, const AttentionInputs& inputs, const Plan&
     own_workspace = make_aligned<uint8_t>(plan.workspace_bytes);
     workspace = own_workspace.get();
   }
+  int64_t num_items = 0;
+  for (const Pass& pass : plan.passes) num_items += pass.num_items();
+  Progress::begin(execution.progress, num_items);
   for (const Pass& pass : plan.passes) {
     const Partials partials = Partials::in(workspace, pass.num_entries(), problem);
     attend_kv_outer(problem, inputs, pass, partials, execution);

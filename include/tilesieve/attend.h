@@ -83,7 +83,7 @@ void check_plan(const Problem& problem, const Plan& plan, LoopOrder loop_order);
 void attend_q_outer(const Problem& problem, const AttentionInputs& inputs, const Plan& plan,
                     const AttentionOutputs& outputs, const Execution& execution = {});
 
-// Writes every partial of the pass.
+// Writes every partial of the pass. Counts its items in execution.progress, whose total the caller sets.
 void attend_kv_outer(const Problem& problem, const AttentionInputs& inputs, const Pass& pass, const Partials& partials,
                      const Execution& execution = {});
 

@@ -3,6 +3,7 @@
 // the result, except that different instruction sets may round differently.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <string_view>
 #include <vector>
@@ -19,9 +20,24 @@ Isa parse_isa(std::string_view name);  // Error when unknown
 bool is_available(Isa isa);            // built in, and this machine has it
 std::vector<Isa> available_isas();     // worst first
 
+// How far a call has come, counted by its threads, for whoever watches from another one. Routing, measuring and
+// attending count the runs of queries or the work items that they hand out.
+struct Progress {
+  std::atomic<int64_t> done{0}, total{0};  // total 0 = not begun
+
+  // Starts from 0 towards a total; returns the counter, nullptr where nobody watches.
+  static std::atomic<int64_t>* begin(Progress* progress, int64_t total) {
+    if (progress == nullptr) return nullptr;
+    progress->done = 0;
+    progress->total = total;
+    return &progress->done;
+  }
+};
+
 struct Execution {
-  int num_threads = 0;  // 0 = as many as OpenMP would use
-  Isa isa = Isa::best;  // sets that this machine lacks, or that have no kernel for the problem, are refused
+  int num_threads = 0;           // 0 = as many as OpenMP would use
+  Isa isa = Isa::best;           // sets that this machine lacks, or that have no kernel for the problem, are refused
+  Progress* progress = nullptr;  // to be counted up; nullptr = nobody watches
 };
 
 }  // namespace tilesieve

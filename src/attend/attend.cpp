@@ -126,7 +126,9 @@ void attend_q_outer(const Problem& problem, const AttentionInputs& inputs, const
   Scratch scratch(resolve_num_threads(execution.num_threads),
                   kernel_bytes + (narrow ? max_tokens * group * row_bytes : 0));
   std::vector<RunPicks> thread_picks(static_cast<size_t>(gather ? resolve_num_threads(execution.num_threads) : 0));
-  parallel_for(execution.num_threads, static_cast<int64_t>(plan.q_runs.size()), [&](int thread, int64_t index) {
+  const auto num_runs = static_cast<int64_t>(plan.q_runs.size());
+  std::atomic<int64_t>* done = Progress::begin(execution.progress, num_runs);
+  parallel_for(execution.num_threads, num_runs, done, [&](int thread, int64_t index) {
     const QRun& run = plan.q_runs[static_cast<size_t>(index)];
     const int64_t kv_head = run.kv_head, num_tokens = run.q_end - run.q_begin;
     uint8_t* memory = scratch.of(thread);
@@ -180,7 +182,8 @@ void attend_kv_outer(const Problem& problem, const AttentionInputs& inputs, cons
   const int64_t group = problem.group_size();
   Scratch scratch(resolve_num_threads(execution.num_threads),
                   ops.scratch_bytes(1, 0, problem.head_dim, problem.kv_block_size));
-  parallel_for(execution.num_threads, pass.num_items(), [&](int thread, int64_t index) {
+  std::atomic<int64_t>* done = execution.progress != nullptr ? &execution.progress->done : nullptr;
+  parallel_for(execution.num_threads, pass.num_items(), done, [&](int thread, int64_t index) {
     const int64_t end = pass.item_ptr[static_cast<size_t>(index) + 1];
     for (int64_t i = pass.item_ptr[static_cast<size_t>(index)]; i < end; ++i) {
       const Piece& piece = pass.pieces[static_cast<size_t>(i)];

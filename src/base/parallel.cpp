@@ -46,4 +46,13 @@ void parallel_for(int num_threads, int64_t count, const std::function<void(int, 
   if (error) std::rethrow_exception(error);
 }
 
+void parallel_for(int num_threads, int64_t count, std::atomic<int64_t>* done,
+                  const std::function<void(int, int64_t)>& body) {
+  if (done == nullptr) return parallel_for(num_threads, count, body);
+  parallel_for(num_threads, count, [&](int thread, int64_t index) {
+    body(thread, index);
+    done->fetch_add(1, std::memory_order_relaxed);
+  });
+}
+
 }  // namespace tilesieve

@@ -3,6 +3,7 @@
 // write to places that depend on the index alone.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <functional>
 
@@ -14,5 +15,9 @@ int resolve_num_threads(int num_threads);
 // Runs body(thread, index) for every index in [0, count), thread in [0, resolve_num_threads(num_threads)). The first
 // exception of a body is rethrown after all threads have stopped.
 void parallel_for(int num_threads, int64_t count, const std::function<void(int thread, int64_t index)>& body);
+
+// The same, and counts the bodies that have returned in `done`; nullptr = nobody looks.
+void parallel_for(int num_threads, int64_t count, std::atomic<int64_t>* done,
+                  const std::function<void(int thread, int64_t index)>& body);
 
 }  // namespace tilesieve

@@ -132,7 +132,9 @@ std::vector<Mass> measure_mass(const Problem& problem, const RouteInputs& inputs
 
   // Sums of each run on its own, added up in run order afterwards: the same bits for any number of threads.
   std::vector<std::vector<Sums>> run_sums(runs.size(), std::vector<Sums>(routes.size()));
-  parallel_for(execution.num_threads, static_cast<int64_t>(runs.size()), [&](int, int64_t index) {
+  const auto num_runs = static_cast<int64_t>(runs.size());
+  std::atomic<int64_t>* done = Progress::begin(execution.progress, num_runs);
+  parallel_for(execution.num_threads, num_runs, done, [&](int, int64_t index) {
     const TokenRun& run = runs[static_cast<size_t>(index)];
     const int64_t head = run.head_begin;
     const RowRun rows = query_rows(problem, table, run, inputs.q, inputs.k, inputs.block_table);

@@ -225,7 +225,9 @@ void for_each_score_row(const Problem& problem, const RouteInputs& inputs, const
   const std::vector<TokenRun> runs = runs_of(problem, table, options.router, stats.rows_per_tile);
 
   std::vector<std::unique_ptr<RunScorer>> scorers(static_cast<size_t>(resolve_num_threads(execution.num_threads)));
-  parallel_for(execution.num_threads, static_cast<int64_t>(runs.size()), [&](int thread, int64_t index) {
+  const auto num_runs = static_cast<int64_t>(runs.size());
+  std::atomic<int64_t>* done = Progress::begin(execution.progress, num_runs);
+  parallel_for(execution.num_threads, num_runs, done, [&](int thread, int64_t index) {
     std::unique_ptr<RunScorer>& scorer = scorers[static_cast<size_t>(thread)];
     if (!scorer) scorer = std::make_unique<RunScorer>(problem, table, inputs, options, means, execution.isa);
     const TokenRun& run = runs[static_cast<size_t>(index)];

@@ -28,6 +28,22 @@ run(${CMAKE_COMMAND} -G ${GENERATOR} -S ${CMAKE_CURRENT_LIST_DIR} -B ${WORK}/bui
     -DCMAKE_BUILD_TYPE=${CONFIG} -DCMAKE_PREFIX_PATH=${WORK}/prefix)
 run(${CMAKE_COMMAND} --build ${WORK}/build --config ${CONFIG})
 run(${WORK}/build/consumer)
+# The same by pkg-config, as a Makefile would.
+find_program(pkg_config pkg-config)
+if(pkg_config)
+  file(GLOB_RECURSE description ${WORK}/prefix/*/tilesieve.pc)
+  get_filename_component(folder ${description} DIRECTORY)
+  set(ENV{PKG_CONFIG_PATH} ${folder})
+  execute_process(COMMAND ${pkg_config} --cflags --libs tilesieve OUTPUT_VARIABLE flags OUTPUT_STRIP_TRAILING_WHITESPACE
+                  COMMAND_ERROR_IS_FATAL ANY)
+  execute_process(COMMAND ${pkg_config} --variable=libdir tilesieve OUTPUT_VARIABLE libdir OUTPUT_STRIP_TRAILING_WHITESPACE
+                  COMMAND_ERROR_IS_FATAL ANY)
+  separate_arguments(flags UNIX_COMMAND "${flags}")
+  run(${CXX} ${CMAKE_CURRENT_LIST_DIR}/main.cpp -o ${WORK}/consumer ${flags} -Wl,-rpath,${libdir})
+  run(${WORK}/consumer)
+else()
+  message(NOTICE "pkg-config: not found, tilesieve.pc was not tried")
+endif()
 if(TOOL)
   run(${WORK}/prefix/bin/tilesieve --help)
 endif()

@@ -1,0 +1,22 @@
+// SPDX-License-Identifier: Apache-2.0
+// The parts of the module tilesieve._core, one file each.
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+#include "tilesieve/tensor.h"
+
+namespace tilesieve::python {
+
+namespace nb = nanobind;
+
+void bind_problem(nb::module_& module);    // problem lines, kernels, instruction sets
+void bind_attention(nb::module_& module);  // Call, Plan: route, plan, attend, measure
+void bind_prefill(nb::module_& module);    // PrefillCall: the prefill on Hopper
+void bind_files(nb::module_& module);      // safetensors and .npy
+void bind_roofline(nb::module_& module);
+
+// A NumPy array over the tensor's own memory. f32 and whole numbers, as the library returns them.
+nb::object numpy_of(const Tensor& tensor);
+
+}  // namespace tilesieve::python

@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: Apache-2.0
+// One call on the CPU: its arrays, and the problem that their sizes and the lengths of the sequences make.
+#pragma once
+
+#include <cstdint>
+
+#include "arrays.h"
+#include "tilesieve/attend.h"
+#include "tilesieve/problem.h"
+#include "tilesieve/route.h"
+
+namespace tilesieve::python {
+
+class Call {
+ public:
+  // An absent array is None, an absent top_k or softmax_scale 0. Throws Error where the sizes do not make a problem;
+  // whether each array fits it is for the library to check.
+  Call(nb::handle q, nb::handle k, nb::handle v, nb::handle index_q, nb::handle index_k, nb::handle block_table,
+       nb::handle q_scale, nb::handle k_scale, nb::handle v_scale, nb::handle cu_seqlens_q, nb::handle cu_seqlens_kv,
+       nb::handle kv_lens, int64_t kv_block_size, int64_t top_k, bool causal, double softmax_scale);
+
+  const Problem& problem() const { return problem_; }
+  AttentionInputs attention_inputs() const;
+  RouteInputs route_inputs() const;
+
+  // Makes top_k as wide as a block index.
+  void take_top_k(const BlockIndex& block_index);
+
+ private:
+  void set_heads();
+  void set_lengths(nb::handle cu_seqlens_q, nb::handle cu_seqlens_kv, nb::handle kv_lens);
+
+  BorrowedArray q_, k_, v_, index_q_, index_k_, block_table_, q_scale_, k_scale_, v_scale_;
+  Problem problem_;
+};
+
+}  // namespace tilesieve::python

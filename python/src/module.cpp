@@ -1,0 +1,17 @@
+// SPDX-License-Identifier: Apache-2.0
+// The module tilesieve._core: the C++ library as the Python files of the package call it. Its functions take all their
+// arguments by position and are not for users; python/tilesieve has the names, defaults and descriptions.
+#include <nanobind/nanobind.h>
+
+#include "bindings.h"
+#include "tilesieve/error.h"
+
+NB_MODULE(_core, module) {
+  module.attr("VERSION") = TILESIEVE_VERSION;
+  nanobind::exception<tilesieve::Error>(module, "Error", PyExc_ValueError);
+  tilesieve::python::bind_problem(module);
+  tilesieve::python::bind_attention(module);
+  tilesieve::python::bind_prefill(module);
+  tilesieve::python::bind_files(module);
+  tilesieve::python::bind_roofline(module);
+}

@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The interface as a whole: one name, one meaning, one default, one order; and types that a checker agrees with."""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import tilesieve
+
+CALLS = {name: getattr(tilesieve, name) for name in tilesieve.__all__
+         if inspect.isfunction(getattr(tilesieve, name))} | {"Plan.run": tilesieve.Plan.run}
+# As planned is their default in Plan.run; lengths are device memory in sparse_prefill_workspace, which is for CUDA.
+OTHER = {("Plan.run", "num_threads"), ("Plan.run", "isa")}
+TENSORS = ("q", "k", "v", "block_index")
+
+
+def test_a_keyword_has_one_default_everywhere() -> None:
+    seen: dict[str, tuple[str, object]] = {}
+    for name, call in CALLS.items():
+        for parameter in inspect.signature(call).parameters.values():
+            if parameter.kind is not parameter.KEYWORD_ONLY or (name, parameter.name) in OTHER:
+                continue
+            first, default = seen.setdefault(parameter.name, (name, parameter.default))
+            assert parameter.default == default, f"{parameter.name} of {name} and of {first}"
+
+
+def test_keywords_come_in_one_order_everywhere() -> None:
+    order = [p.name for p in inspect.signature(tilesieve.sparse_prefill).parameters.values()]
+    for name, call in CALLS.items():
+        mine = [p for p in inspect.signature(call).parameters if p in order]
+        assert mine == sorted(mine, key=order.index), name
+
+
+def test_only_tensors_and_what_a_call_is_about_go_by_position() -> None:
+    for name, call in CALLS.items():
+        positional = [p.name for p in inspect.signature(call).parameters.values() if p.kind is not p.KEYWORD_ONLY]
+        if positional[:1] == ["q"]:
+            assert tuple(positional) == tuple(t for t in TENSORS if t in positional), name
+
+
+def test_everything_public_is_described() -> None:
+    for name in tilesieve.__all__:
+        thing = getattr(tilesieve, name)
+        if callable(thing):
+            assert inspect.getdoc(thing), name
+    for name in ("attend", "route", "mass", "roofline", "combine"):
+        text, described = inspect.getdoc(CALLS[name]) or "", set()
+        for line in text.partition("Args:")[2].partition("\n\n")[0].splitlines():
+            described.add(line.strip().partition(":")[0])
+        missing = set(inspect.signature(CALLS[name]).parameters) - described
+        assert not missing, f"{name} does not describe {missing}"
+
+
+def test_a_type_checker_agrees() -> None:
+    if importlib.util.find_spec("mypy") is None:
+        pytest.skip("mypy is not installed")
+    folder = Path(__file__).parent
+    package = Path(tilesieve.__file__).parent
+    assert (package / "py.typed").exists()
+    command = [sys.executable, "-m", "mypy", "--cache-dir", "/dev/null", "-p", "tilesieve", "-m", "typed_usage"]
+    result = subprocess.run(command, capture_output=True, text=True, cwd=folder)
+    assert result.returncode == 0, result.stdout + result.stderr

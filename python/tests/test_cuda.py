@@ -1,0 +1,249 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The prefill on a Hopper GPU through PyTorch (and CuPy, where it is): against PyTorch's attention, on its streams, in
+its graphs. Skipped where there is no such GPU, no CUDA in the build, or no PyTorch.
+
+Without a network, on a machine with CUDA: python -m pip install --no-deps --no-index tilesieve-*.whl, then
+python -m pytest python/tests -m cuda.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import tilesieve
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+_kernels = [kernel for kernel in tilesieve.kernels() if kernel.device == "cuda"]
+if not torch.cuda.is_available():
+    _why_not = "PyTorch sees no CUDA device"
+elif not _kernels:
+    _why_not = "this build of tilesieve has no CUDA kernels"
+else:
+    _why_not = _kernels[0].why_not
+pytestmark = [pytest.mark.cuda, pytest.mark.skipif(bool(_why_not), reason=_why_not)]
+
+BLOCK = 128
+
+
+def ids_of(q_lens: list[int], kv_lens: list[int], num_kv_heads: int, top_k: int) -> Any:
+    """Random ids, some of them out of range, -1, and twice; each token's own block is among them."""
+    total_q = sum(q_lens)
+    ids = torch.randint(-1, max(2, max(kv_lens) // BLOCK + 2), (num_kv_heads, total_q, top_k), dtype=torch.int32)
+    token = 0
+    for q_len, kv_len in zip(q_lens, kv_lens, strict=True):
+        for i in range(q_len):
+            ids[:, token, -1] = (kv_len - q_len + i) // BLOCK
+            token += 1
+    return ids.cuda()
+
+
+class Call:
+    """A batch on the GPU."""
+
+    def __init__(self, dtype: Any = torch.bfloat16, head_dim: int = 128, group: int = 16, num_kv_heads: int = 2,
+                 q_lens: tuple[int, ...] = (200, 0, 65), kv_lens: tuple[int, ...] = (200, 40, 1500), top_k: int = 4) -> None:
+        torch.manual_seed(1)
+        self.q_lens, self.kv_lens, self.group = list(q_lens), list(kv_lens), group
+        total_q, total_kv = sum(q_lens), sum(kv_lens)
+
+        def random(tokens: int, heads: int) -> Any:
+            return torch.randn(tokens, heads, head_dim, device="cuda").to(dtype)
+
+        self.q = random(total_q, num_kv_heads * group)
+        self.k, self.v = random(total_kv, num_kv_heads), random(total_kv, num_kv_heads)
+        self.ids = ids_of(self.q_lens, self.kv_lens, num_kv_heads, top_k)
+        self.lengths: dict[str, Any] = {
+            "cu_seqlens_q": torch.tensor([0, *q_lens]).cumsum(0).int().cuda(),
+            "cu_seqlens_kv": torch.tensor([0, *kv_lens]).cumsum(0).int().cuda()}
+
+    def run(self, **options: Any) -> Any:
+        return tilesieve.sparse_prefill(self.q, self.k, self.v, self.ids, **(self.lengths | options))
+
+    def workspace_bytes(self) -> int:
+        return tilesieve.sparse_prefill_workspace(self.q, self.k, self.v, self.ids, **self.lengths)
+
+    def want(self) -> tuple[Any, Any]:
+        """o and lse in f64, by PyTorch's arithmetic over a mask."""
+        os, lses = [], []
+        q_begin = kv_begin = 0
+        for q_len, kv_len in zip(self.q_lens, self.kv_lens, strict=True):
+            q = self.q[q_begin : q_begin + q_len].double().transpose(0, 1)
+            k, v = (x[kv_begin : kv_begin + kv_len].double().transpose(0, 1).repeat_interleave(self.group, 0)
+                    for x in (self.k, self.v))
+            keys = torch.arange(kv_len, device="cuda")
+            picked = (self.ids[:, q_begin : q_begin + q_len, :, None] == keys // BLOCK).any(2)
+            visible = keys <= torch.arange(q_len, device="cuda")[:, None] + kv_len - q_len
+            scores = q @ k.transpose(1, 2) * q.shape[2] ** -0.5
+            scores = scores.masked_fill(~(picked & visible).repeat_interleave(self.group, 0), -torch.inf)
+            os.append((scores.softmax(2).nan_to_num() @ v).transpose(0, 1))
+            lses.append(scores.logsumexp(2).transpose(0, 1))
+            q_begin, kv_begin = q_begin + q_len, kv_begin + kv_len
+        return torch.cat(os), torch.cat(lses)
+
+
+def assert_close(got: Any, want: Any, tolerance: float, lse_tolerance: float) -> None:
+    assert got[0].isfinite().all()
+    torch.testing.assert_close(got[0].double(), want[0], atol=tolerance, rtol=0)
+    torch.testing.assert_close(got[1].double(), want[1], atol=lse_tolerance, rtol=0)
+
+
+@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("group", [1, 4, 16])
+@pytest.mark.parametrize(("dtype", "tolerance", "lse_tolerance"), [(torch.bfloat16, 2e-2, 1e-3),
+                                                                   (torch.float8_e4m3fn, 0.2, 2e-2)])
+def test_matches_torch(dtype: Any, tolerance: float, lse_tolerance: float, group: int, head_dim: int) -> None:
+    call = Call(dtype, head_dim, group)
+    o, lse = call.run(return_lse=True)
+    assert o.dtype == torch.bfloat16 and o.is_cuda and lse.dtype == torch.float32
+    assert_close((o, lse), call.want(), tolerance, lse_tolerance)
+    assert torch.equal(tilesieve.attend(call.q, call.k, call.v, call.ids, **call.lengths), o)
+    assert torch.equal(call.run(loop_order="kv_outer"), o)
+
+
+def test_matches_the_cpu() -> None:
+    call = Call()
+    on_cpu = tilesieve.attend(call.q.cpu(), call.k.cpu(), call.v.cpu(), call.ids.cpu(), return_lse=True,
+                              **{name: lengths.cpu() for name, lengths in call.lengths.items()})
+    assert_close([x.cpu() for x in call.run(return_lse=True)], [x.double() for x in on_cpu], 2e-2, 1e-3)
+
+
+def test_pages_are_the_same_as_packed_keys() -> None:
+    call = Call(q_lens=(200, 65), kv_lens=(200, 1500))
+    want = call.run()
+    counts = [-(-length // BLOCK) for length in call.kv_lens]
+    table = torch.full((2, max(counts)), -1, dtype=torch.int32)
+    cache = torch.full((sum(counts) + 2, 2, BLOCK, *call.k.shape[1:]), torch.nan, device="cuda", dtype=torch.bfloat16)
+    pages, begin, used = torch.randperm(len(cache)), 0, 0
+    for row, (count, length) in enumerate(zip(counts, call.kv_lens, strict=True)):
+        for b in range(count):
+            page = int(pages[used])
+            table[row, b], used = page, used + 1
+            tokens = slice(begin + b * BLOCK, begin + min(length, (b + 1) * BLOCK))
+            cache[page, 0, : tokens.stop - tokens.start] = call.k[tokens]
+            cache[page, 1, : tokens.stop - tokens.start] = call.v[tokens]
+        begin += length
+    call.k, call.v = cache[:, 0], cache[:, 1]
+    call.lengths |= {"cu_seqlens_kv": None, "block_table": table.cuda(),
+                     "kv_lens": torch.tensor(call.kv_lens, dtype=torch.int32).cuda()}
+    assert torch.equal(call.run(), want)
+
+
+def test_works_on_the_current_stream() -> None:
+    """The inputs are overwritten on a side stream behind much work: a call on any other stream would read the old ones."""
+    call = Call()
+    want = call.run()
+    q = call.q.clone()
+    call.q.zero_()
+    torch.cuda.synchronize()
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        torch.cuda._sleep(200_000_000)
+        call.q.copy_(q)
+        got = call.run()
+    side.synchronize()
+    assert torch.equal(got, want)
+
+
+def test_works_on_a_given_stream_after_the_current_one() -> None:
+    call = Call()
+    want = call.run()
+    q = call.q.clone()
+    call.q.zero_()
+    torch.cuda.synchronize()
+    side = torch.cuda.Stream()
+    torch.cuda._sleep(200_000_000)
+    call.q.copy_(q)  # on the current stream: the call on the other must wait for it
+    out = torch.empty_like(want)
+    workspace = torch.empty(call.workspace_bytes(), dtype=torch.uint8, device="cuda")
+    call.run(out=out, workspace=workspace, stream=side.cuda_stream)
+    side.synchronize()
+    assert torch.equal(out, want)
+    with pytest.raises(TypeError, match="stream: got Stream"):
+        call.run(out=out, workspace=workspace, stream=side)
+    for missing in ({"out": None}, {"workspace": None}, {"return_lse": True}):
+        with pytest.raises(ValueError, match="needed with a stream"):
+            call.run(**({"out": out, "workspace": workspace, "stream": side.cuda_stream} | missing))
+
+
+def test_is_captured_in_a_graph_and_replayed_with_other_data() -> None:
+    call = Call()
+    out, lse = torch.empty_like(call.q), torch.empty(call.q.shape[:2], device="cuda")
+    workspace = torch.empty(call.workspace_bytes(), dtype=torch.uint8, device="cuda")
+    call.run(out=out, lse=lse, workspace=workspace)  # loads the kernels
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        call.run(out=out, lse=lse, workspace=workspace)
+        allocated = call.run()  # outputs and workspace of the graph's own pool
+    for seed in (1, 2):
+        torch.manual_seed(seed)
+        for tensor in (call.q, call.k, call.v):
+            tensor.normal_()
+        call.ids.copy_(ids_of(call.q_lens, call.kv_lens, 2, 4))
+        graph.replay()
+        torch.cuda.synchronize()
+        assert_close((out, lse), call.want(), 2e-2, 1e-3)
+        assert torch.equal(allocated, out)
+    # Other lengths below the capacity: the first sequence loses its last 50 tokens to the padding at the end.
+    call.q_lens, call.kv_lens = [150, 0, 65], [150, 40, 1500]
+    call.lengths["cu_seqlens_q"].copy_(torch.tensor([0, 150, 150, 215]))
+    call.lengths["cu_seqlens_kv"].copy_(torch.tensor([0, 150, 190, 1690]))
+    graph.replay()
+    torch.cuda.synchronize()
+    want = call.want()
+    assert_close((out[:215], lse[:215]), want, 2e-2, 1e-3)
+    assert (out[215:] == 0).all() and lse[215:].isneginf().all()
+
+
+def test_passes_through_little_memory_change_no_bit() -> None:
+    call = Call(kv_lens=(2000, 40, 3000), q_lens=(2000, 0, 1000))
+    want = call.run()
+    assert torch.equal(call.run(workspace_limit=64 << 20), want)
+
+
+def test_calls_leak_nothing() -> None:
+    call = Call()
+    call.run()
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated(), torch.cuda.mem_get_info()[0]
+    for _ in range(1000):
+        call.run()
+    torch.cuda.synchronize()
+    assert torch.cuda.memory_allocated() == before[0]
+    assert before[1] - torch.cuda.mem_get_info()[0] < 64 << 20
+
+
+@pytest.mark.parametrize(("change", "words"), [
+    ({"loop_order": "q_outer"}, "loop_order: got 'q_outer', expected 'auto' or 'kv_outer'"),
+    ({"num_threads": 2}, "num_threads: is for calls on the CPU"),
+    ({"isa": "amx"}, "isa: is for calls on the CPU"),
+    ({"progress": True}, "progress: is for calls on the CPU"),
+    ({"kv_block_size": 32}, "kv_block_size: got 32"),
+    ({"cu_seqlens_q": None}, "cu_seqlens_q: got nothing"),
+    ({"cu_seqlens_q": torch.zeros(4, dtype=torch.int32)}, "cu_seqlens_q: lies on the CPU, expected cuda:0"),
+])
+def test_refuses_by_name(change: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        Call().run(**change)
+
+
+def test_refuses_what_is_not_on_the_gpu_yet() -> None:
+    call = Call()
+    with pytest.raises(ValueError, match="block_index: got None"):
+        tilesieve.attend(call.q, call.k, call.v, **call.lengths)
+    with pytest.raises(ValueError, match="q: lies on a CUDA device; routing"):
+        tilesieve.route(call.q, call.k, router="qk-max")
+    with pytest.raises(ValueError, match="workspace: got|need"):
+        call.run(workspace=torch.empty(256, dtype=torch.uint8, device="cuda"))
+
+
+def test_cupy_arrays_are_taken() -> None:
+    cupy = pytest.importorskip("cupy", reason="CuPy is not installed")
+    call = Call()
+    want = call.run()
+    # CuPy has no bf16 of its own everywhere: the ids and lengths are CuPy's, and the outputs are PyTorch's as q is.
+    ids = cupy.from_dlpack(call.ids)
+    lengths = {name: cupy.from_dlpack(tensor) for name, tensor in call.lengths.items()}
+    got = tilesieve.attend(call.q, call.k, call.v, ids, **lengths)
+    assert isinstance(got, torch.Tensor) and torch.equal(got, want)

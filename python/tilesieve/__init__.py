@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Block-sparse attention for CPUs and Hopper GPUs: which blocks of keys matter, and attention over them.
+
+    block_index = tilesieve.route(q, k, router="qk-max", top_k=16)      # which blocks
+    o = tilesieve.attend(q, k, v, block_index)                          # attention over them
+    kept = tilesieve.mass(q, k, block_index)                            # what that has lost
+
+Arrays are NumPy's (bf16 and fp8 through ml_dtypes), or those of any library with DLPack: PyTorch, CuPy, JAX. They are
+borrowed, never copied. Tensors come first, in the order of their names above; all else is by keyword, and a keyword
+means the same in every call.
+"""
+
+from ._arrays import Array
+from ._attend import Plan, attend, explain, plan
+from ._combine import combine
+from ._core import VERSION as __version__
+from ._core import Error
+from ._files import TensorFile, read_tensors, write_npy, write_safetensors
+from ._mass import Difference, Mass, compare, mass
+from ._prefill import sparse_prefill_workspace
+from ._problem import Kernel, Problem, available_isas, kernels
+from ._roofline import (
+    Roofline,
+    RooflineCrossover,
+    RooflineDevice,
+    RooflineRow,
+    RooflineSizes,
+    roofline,
+    roofline_devices,
+)
+from ._route import route, route_scores, sparse_prefill
+
+__all__ = [
+    "Array",
+    "Difference",
+    "Error",
+    "Kernel",
+    "Mass",
+    "Plan",
+    "Problem",
+    "Roofline",
+    "RooflineCrossover",
+    "RooflineDevice",
+    "RooflineRow",
+    "RooflineSizes",
+    "TensorFile",
+    "__version__",
+    "attend",
+    "available_isas",
+    "combine",
+    "compare",
+    "explain",
+    "kernels",
+    "mass",
+    "plan",
+    "read_tensors",
+    "roofline",
+    "roofline_devices",
+    "route",
+    "route_scores",
+    "sparse_prefill",
+    "sparse_prefill_workspace",
+    "write_npy",
+    "write_safetensors",
+]

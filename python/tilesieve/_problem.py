@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The sizes of a call as one value and as one line of text, and the kernels that run them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from . import _core
+
+DType = Literal["f32", "bf16", "f16", "e4m3"]
+
+
+@dataclass(frozen=True)
+class Problem:
+    """The sizes of one call. ``str(problem)`` is the line that the command line, the bench and errors use.
+
+    Attributes:
+        q_lens: query tokens of each sequence of the batch.
+        kv_lens: keys of each sequence, the prefix included.
+        num_q_heads: query heads.
+        num_kv_heads: KV heads; divides num_q_heads.
+        head_dim: channels of a head; a multiple of 8 up to 256.
+        kv_block_size: keys of one block; a multiple of 8 up to 1,024.
+        top_k: blocks that a row of the block index may hold.
+        causal: bottom-right aligned.
+        softmax_scale: None = 1 / sqrt(head_dim).
+        q_dtype: as queries are stored: "f32", "bf16", "f16" or "e4m3".
+        kv_dtype: as keys and values are stored, likewise.
+
+    Raises:
+        ValueError: a field that no kernel could honour.
+    """
+
+    q_lens: Sequence[int]
+    kv_lens: Sequence[int]
+    num_q_heads: int = 1
+    num_kv_heads: int = 1
+    head_dim: int = 64
+    kv_block_size: int = 128
+    top_k: int = 16
+    causal: bool = True
+    softmax_scale: float | None = None
+    q_dtype: DType = "f32"
+    kv_dtype: DType = "f32"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "q_lens", tuple(self.q_lens))
+        object.__setattr__(self, "kv_lens", tuple(self.kv_lens))
+        _core.validate_problem(self)
+
+    @classmethod
+    def parse(cls, line: str) -> Problem:
+        """Reads a line such as "hq=64 hkv=4 d=128 q=2048 kv=32768 block=128 topk=16 dtype=bf16"."""
+        return cls(**_core.parse_problem(line))
+
+    def __str__(self) -> str:
+        return _core.problem_line(self)
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A kernel that exists in this build.
+
+    Attributes:
+        name: "avx512.q_outer.bf16", "sm90.kv_outer.e4m3.d128".
+        device: "cpu" or "cuda".
+        available: this machine can run it.
+        why_not: why it cannot run, here or the problem that was asked for; "" where it can.
+    """
+
+    name: str
+    device: str
+    available: bool
+    why_not: str
+
+
+def problem_of(problem: Problem | str | None) -> Problem | None:
+    """A problem that may have been given as a line."""
+    return Problem.parse(problem) if isinstance(problem, str) else problem
+
+
+def kernels(problem: Problem | str | None = None) -> list[Kernel]:
+    """The kernels of this build, best first within a device and a loop order.
+
+    With a problem, or the line of one, `Kernel.why_not` says of those on the CPU whether they run it too.
+    """
+    return [Kernel(**row) for row in _core.kernels(problem_of(problem))]
+
+
+def available_isas() -> list[str]:
+    """Instruction sets that this build has and this machine runs, worst first."""
+    return _core.available_isas()

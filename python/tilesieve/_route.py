@@ -1,0 +1,186 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Routing: which blocks of keys each query attends to; and routing and attending in one call."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, Unpack, overload
+
+from . import _core
+from ._arrays import A, Array, in_library_of, on_cuda
+from ._attend import attend
+from ._options import Isa, Lengths, LoopOrder, Prefilling, Router
+from ._progress import progress_bar
+
+
+def route(
+    q: Array | None = None,
+    k: Array | None = None,
+    *,
+    router: Router = "index",
+    top_k: int = 16,
+    index_q: Array | None = None,
+    index_k: Array | None = None,
+    local_blocks: int = 1,
+    init_blocks: int = 0,
+    seed: int = 0,
+    causal: bool = True,
+    softmax_scale: float | None = None,
+    kv_block_size: int = 128,
+    cu_seqlens_q: Lengths | None = None,
+    cu_seqlens_kv: Lengths | None = None,
+    kv_lens: Lengths | None = None,
+    block_table: Array | None = None,
+    q_scale: Array | None = None,
+    k_scale: Array | None = None,
+    num_threads: int = 0,
+    isa: Isa = "best",
+    progress: bool = False,
+) -> Any:
+    """Chooses the top_k blocks of keys for each (token, KV head). On the CPU.
+
+    Args:
+        q: queries, as of `attend`. The router "index" does without q and k.
+        k: keys, as of `attend`.
+        router: how a block is scored. "index": the largest index_q · index_k of its keys, the model's own index branch;
+            "qk-max": the largest (mean query of the group) · key; "mean-pool": (mean query of the group) · (mean key);
+            "oracle": its share of the dense softmax, mean over the group, which costs as much as attending to all;
+            "random": a seeded number.
+        top_k: most blocks that a token attends to.
+        index_q: [total_q, num_kv_heads, index_dim], for the router "index".
+        index_k: [total_kv, index_dim], one key for all heads, or pages [num_pages, kv_block_size, index_dim].
+        local_blocks: the block that holds the token and those right before it are always chosen: this many.
+        init_blocks: the first blocks of a sequence are always chosen: this many. They win where both do not fit.
+        seed: of the router "random".
+        causal: as of `attend`.
+        softmax_scale: as of `attend`; the oracle's.
+        kv_block_size: as of `attend`.
+        cu_seqlens_q: as of `attend`.
+        cu_seqlens_kv: as of `attend`.
+        kv_lens: as of `attend`.
+        block_table: as of `attend`; of k and index_k.
+        q_scale: as of `attend`; the oracle's.
+        k_scale: as of `attend`; the oracle's.
+        num_threads: as of `attend`.
+        isa: as of `attend`.
+        progress: as of `attend`.
+
+    Returns:
+        i32 [num_kv_heads, total_q, top_k]: ascending ids inside the token's own sequence, then -1. Forced blocks first,
+        then the highest scores; ties go to the lower id, NaN is chosen last. Of PyTorch where the inputs are, else of
+        NumPy.
+
+    Raises:
+        ValueError: an argument that does not fit, by name, with what was got and what exists.
+        TypeError: an argument that is no array.
+    """
+    given = index_q if q is None else q
+    if on_cuda(given):
+        raise _core.Error(f"{'index_q' if q is None else 'q'}: lies on a CUDA device; routing is on the CPU so far")
+    call = _core.Call(q, k, None, index_q, index_k, block_table, q_scale, k_scale, None, cu_seqlens_q, cu_seqlens_kv,
+                      kv_lens, kv_block_size, top_k, causal, softmax_scale or 0.0)
+    with progress_bar(progress, "route") as counters:
+        ids = call.route(router, local_blocks, init_blocks, seed, False, num_threads, isa, counters)
+    return in_library_of(given, ids)
+
+
+def route_scores(
+    q: Array | None = None,
+    k: Array | None = None,
+    *,
+    router: Router = "index",
+    index_q: Array | None = None,
+    index_k: Array | None = None,
+    local_blocks: int = 1,
+    init_blocks: int = 0,
+    seed: int = 0,
+    causal: bool = True,
+    softmax_scale: float | None = None,
+    kv_block_size: int = 128,
+    cu_seqlens_q: Lengths | None = None,
+    cu_seqlens_kv: Lengths | None = None,
+    kv_lens: Lengths | None = None,
+    block_table: Array | None = None,
+    q_scale: Array | None = None,
+    k_scale: Array | None = None,
+    num_threads: int = 0,
+    isa: Isa = "best",
+    progress: bool = False,
+) -> Any:
+    """The scores that `route` chooses by, to be looked at: it never stores them itself. On the CPU.
+
+    Returns:
+        f32 [num_kv_heads, total_q, blocks of the longest sequence]; -inf where a block is not visible. Of PyTorch where
+        the inputs are, else of NumPy. Arguments and errors as of `route`.
+    """
+    given = index_q if q is None else q
+    if on_cuda(given):
+        raise _core.Error(f"{'index_q' if q is None else 'q'}: lies on a CUDA device; routing is on the CPU so far")
+    call = _core.Call(q, k, None, index_q, index_k, block_table, q_scale, k_scale, None, cu_seqlens_q, cu_seqlens_kv,
+                      kv_lens, kv_block_size, 1, causal, softmax_scale or 0.0)
+    with progress_bar(progress, "route") as counters:
+        scores = call.route(router, local_blocks, init_blocks, seed, True, num_threads, isa, counters)
+    return in_library_of(given, scores)
+
+
+@overload
+def sparse_prefill(q: A, k: Array, v: Array, block_index: Array | None = None, *, return_lse: Literal[False] = False,
+                   **options: Unpack[Prefilling]) -> A: ...
+@overload
+def sparse_prefill(q: A, k: Array, v: Array, block_index: Array | None = None, *, return_lse: Literal[True],
+                   **options: Unpack[Prefilling]) -> tuple[A, A]: ...
+def sparse_prefill(
+    q: Any,
+    k: Array,
+    v: Array,
+    block_index: Array | None = None,
+    *,
+    router: Router = "index",
+    top_k: int = 16,
+    index_q: Array | None = None,
+    index_k: Array | None = None,
+    local_blocks: int = 1,
+    init_blocks: int = 0,
+    seed: int = 0,
+    causal: bool = True,
+    softmax_scale: float | None = None,
+    kv_block_size: int = 128,
+    cu_seqlens_q: Lengths | None = None,
+    cu_seqlens_kv: Lengths | None = None,
+    kv_lens: Lengths | None = None,
+    block_table: Array | None = None,
+    q_scale: Array | None = None,
+    k_scale: Array | None = None,
+    v_scale: Array | None = None,
+    out: Any = None,
+    lse: Any = None,
+    return_lse: bool = False,
+    loop_order: LoopOrder = "auto",
+    workspace: Array | None = None,
+    workspace_limit: int | None = None,
+    num_threads: int = 0,
+    isa: Isa = "best",
+    max_kv_blocks: int = 0,
+    stream: int | None = None,
+    progress: bool = False,
+) -> Any:
+    """Sparse prefill in one call: chooses the blocks of each token as `route` does, then attends as `attend` does.
+
+    With a block_index nothing is chosen and the arguments of routing are not read. On a CUDA device one is needed so
+    far, and the call is the four-stage kv-outer prefill of Hopper GPUs. Arguments, result and errors as of `route` and
+    `attend`.
+    """
+    if block_index is None and on_cuda(q):
+        raise _core.Error("block_index: got None, needed where q lies on a CUDA device; routing is on the CPU so far")
+    if block_index is None:
+        block_index = route(
+            q, k, router=router, top_k=top_k, index_q=index_q, index_k=index_k, local_blocks=local_blocks,
+            init_blocks=init_blocks, seed=seed, causal=causal, softmax_scale=softmax_scale, kv_block_size=kv_block_size,
+            cu_seqlens_q=cu_seqlens_q, cu_seqlens_kv=cu_seqlens_kv, kv_lens=kv_lens, block_table=block_table,
+            q_scale=q_scale, k_scale=k_scale, num_threads=num_threads, isa=isa, progress=progress)
+    call: Any = attend  # return_lse is a bool here, and each overload wants one value
+    return call(
+        q, k, v, block_index, causal=causal, softmax_scale=softmax_scale, kv_block_size=kv_block_size,
+        cu_seqlens_q=cu_seqlens_q, cu_seqlens_kv=cu_seqlens_kv, kv_lens=kv_lens, block_table=block_table,
+        q_scale=q_scale, k_scale=k_scale, v_scale=v_scale, out=out, lse=lse, return_lse=return_lse,
+        loop_order=loop_order, workspace=workspace, workspace_limit=workspace_limit, num_threads=num_threads, isa=isa,
+        max_kv_blocks=max_kv_blocks, stream=stream, progress=progress)
