@@ -5,6 +5,8 @@ from __future__ import annotations
 
 from typing import Any, Literal, Unpack, overload
 
+import numpy as np
+
 from . import _core
 from ._arrays import A, Array, new_lse, new_out, on_cuda
 from ._options import Attending, Isa, Lengths, LoopOrder, Running
@@ -97,7 +99,7 @@ def attend(
         ValueError: an argument that does not fit, by name, with what was got and what exists.
         TypeError: an argument that is no array.
     """
-    if on_cuda(q):
+    if type(q) is not np.ndarray and on_cuda(q):  # asked first for the sake of the smallest calls
         return attend_on_cuda(
             q, k, v, block_index, causal=causal, softmax_scale=softmax_scale, kv_block_size=kv_block_size,
             cu_seqlens_q=cu_seqlens_q, cu_seqlens_kv=cu_seqlens_kv, kv_lens=kv_lens, block_table=block_table,

@@ -67,7 +67,7 @@ const std::vector<IsaKernels>& isa_kernels() {
   return rows;
 }
 
-std::vector<Kernel> cpu_kernels() {
+std::vector<Kernel> make_cpu_kernels() {
   std::vector<Kernel> table;
   for (LoopOrder loop_order : {LoopOrder::q_outer, LoopOrder::kv_outer}) {
     for (const IsaKernels& row : isa_kernels()) {
@@ -90,6 +90,12 @@ std::vector<Kernel> cpu_kernels() {
       }
     }
   }
+  return table;
+}
+
+// Made once: wording the names of all rows takes longer than the smallest call.
+const std::vector<Kernel>& cpu_kernels() {
+  static const std::vector<Kernel> table = make_cpu_kernels();
   return table;
 }
 
@@ -125,12 +131,15 @@ std::string why_not(const Kernel& kernel, const Problem& problem) {
 Kernel find_kernel(const Problem& problem, LoopOrder loop_order, const Execution& execution) {
   problem.validate();
   check_available(execution.isa);
+  const auto is_asked_for = [&](const Kernel& kernel) {
+    return kernel.loop_order == loop_order && (execution.isa == Isa::best || kernel.isa == execution.isa);
+  };
+  for (const Kernel& kernel : cpu_kernels()) {  // the type first, so that no reason is worded for most rows
+    if (is_asked_for(kernel) && kernel.dtype == problem.kv_dtype && why_not(kernel, problem).empty()) return kernel;
+  }
   std::string reasons;
   for (const Kernel& kernel : cpu_kernels()) {
-    if (kernel.loop_order != loop_order || (execution.isa != Isa::best && kernel.isa != execution.isa)) continue;
-    const std::string reason = why_not(kernel, problem);
-    if (reason.empty()) return kernel;
-    reasons += fmt::format("\n  {}: {}", kernel.name, reason);
+    if (is_asked_for(kernel)) reasons += fmt::format("\n  {}: {}", kernel.name, why_not(kernel, problem));
   }
   fail("execution.isa: no {} kernel of {} runs the problem '{}'{}", name_of(loop_order), name_of(execution.isa),
        problem.to_line(), reasons);
