@@ -51,9 +51,9 @@ def strided(rng: np.random.Generator, shape: tuple[int, ...], dtype: Any) -> Arr
 
 
 def make_case(
-    seed: int, *, dtype: Any = np.float32, q_lens: tuple[int, ...] = (40, 0, 9), kv_lens: tuple[int, ...] = (40, 5, 100),
-    num_kv_heads: int = 2, group: int = 3, head_dim: int = 32, kv_block_size: int = 16, capacity: int = 4,
-    causal: bool = True,
+    seed: int, *, dtype: Any = np.float32, q_lens: tuple[int, ...] = (40, 0, 9),
+    kv_lens: tuple[int, ...] = (40, 5, 100), num_kv_heads: int = 2, group: int = 3, head_dim: int = 32,
+    kv_block_size: int = 16, capacity: int = 4, causal: bool = True,
 ) -> Case:
     """A case with hostile ids: out of range, in the future, -1 and twice."""
     rng = np.random.default_rng(seed)
@@ -63,8 +63,8 @@ def make_case(
     block_index[rng.random(block_index.shape) < 0.1] = 2**31 - 1
     return Case(strided(rng, (total_q, num_kv_heads * group, head_dim), dtype),
                 strided(rng, (total_kv, num_kv_heads, head_dim), dtype),
-                strided(rng, (total_kv, num_kv_heads, head_dim), dtype), block_index, list(q_lens), list(kv_lens), causal,
-                kv_block_size)
+                strided(rng, (total_kv, num_kv_heads, head_dim), dtype),
+                block_index, list(q_lens), list(kv_lens), causal, kv_block_size)
 
 
 @st.composite

@@ -43,7 +43,8 @@ class Call:
     """A batch on the GPU."""
 
     def __init__(self, dtype: Any = torch.bfloat16, head_dim: int = 128, group: int = 16, num_kv_heads: int = 2,
-                 q_lens: tuple[int, ...] = (200, 0, 65), kv_lens: tuple[int, ...] = (200, 40, 1500), top_k: int = 4) -> None:
+                 q_lens: tuple[int, ...] = (200, 0, 65), kv_lens: tuple[int, ...] = (200, 40, 1500),
+                 top_k: int = 4) -> None:
         torch.manual_seed(1)
         self.q_lens, self.kv_lens, self.group = list(q_lens), list(kv_lens), group
         total_q, total_kv = sum(q_lens), sum(kv_lens)
@@ -131,7 +132,7 @@ def test_pages_are_the_same_as_packed_keys() -> None:
 
 
 def test_works_on_the_current_stream() -> None:
-    """The inputs are overwritten on a side stream behind much work: a call on any other stream would read the old ones."""
+    """q is written on a side stream behind much work: a call on any other stream would read the old one."""
     call = Call()
     want = call.run()
     q = call.q.clone()

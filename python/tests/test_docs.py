@@ -75,6 +75,6 @@ def test_cpp_snippets_compile(page: Path, tmp_path: Path) -> None:
         inside = [line for line in snippet.splitlines() if line not in outside]
         program += [*outside, f"void snippet_{i}() {{", *inside, "}"]
     (tmp_path / "snippets.cpp").write_text("\n".join(program), encoding="utf-8")
-    command = [*shlex.split(compiler), "-std=c++20", "-fsyntax-only", f"-I{ROOT / 'include'}", str(tmp_path / "snippets.cpp")]
-    result = subprocess.run(command, capture_output=True, text=True)
+    command = [*shlex.split(compiler), "-std=c++20", "-fsyntax-only", f"-I{ROOT / 'include'}", "snippets.cpp"]
+    result = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
     assert result.returncode == 0, result.stderr

@@ -107,7 +107,8 @@ def attend(
             loop_order=loop_order, workspace=workspace, workspace_limit=workspace_limit, num_threads=num_threads,
             isa=isa, max_kv_blocks=max_kv_blocks, stream=stream, progress=progress)
     if max_kv_blocks or stream is not None:
-        raise _core.Error(f"{'stream' if stream is not None else 'max_kv_blocks'}: q lies on the CPU, where there is none")
+        name = "stream" if stream is not None else "max_kv_blocks"
+        raise _core.Error(f"{name}: is for calls on a CUDA device, and q lies on the CPU")
     call = _core.Call(q, k, v, None, None, block_table, q_scale, k_scale, v_scale, cu_seqlens_q, cu_seqlens_kv, kv_lens,
                       kv_block_size, 1, causal, softmax_scale or 0.0)
     if out is None:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from . import _core
-from ._arrays import A, Array, library_of
+from ._arrays import A, library_of
 
 
 def combine(parts: Sequence[tuple[A, A]]) -> tuple[A, A]:

@@ -42,7 +42,7 @@ def attend_on_cuda(
     if block_index is None:
         raise _core.Error("block_index: got None, needed where q lies on a CUDA device; dense attention is on the CPU")
     if loop_order not in ("auto", "kv_outer"):
-        raise _core.Error(f"loop_order: got {loop_order!r}, expected 'auto' or 'kv_outer' where q lies on a CUDA device")
+        raise _core.Error(f"loop_order: got '{loop_order}', expected 'auto' or 'kv_outer' on a CUDA device")
     for name, got in (("num_threads", num_threads), ("isa", isa != "best"), ("progress", progress)):
         if got:
             raise _core.Error(f"{name}: is for calls on the CPU, and q lies on a CUDA device")
