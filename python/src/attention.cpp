@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // The calls on the CPU: routing, planning, attending and measuring.
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/string_view.h>
 #include <nanobind/stl/vector.h>
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -74,10 +76,11 @@ class Workspace {
   BorrowedArray array_;
 };
 
-AttentionOptions attention_options(std::string_view loop_order, int64_t workspace_limit, const Execution& execution) {
+AttentionOptions attention_options(std::string_view loop_order, std::optional<int64_t> workspace_limit,
+                                   const Execution& execution) {
   AttentionOptions options;
   options.loop_order = parse_loop_order(loop_order);
-  if (workspace_limit > 0) options.workspace_limit = workspace_limit;
+  if (workspace_limit) options.workspace_limit = *workspace_limit;
   options.execution = execution;
   return options;
 }
@@ -97,8 +100,8 @@ class Outputs {
 };
 
 void attend_call(Call& call, nb::handle block_index, nb::handle out, nb::handle lse, nb::handle workspace,
-                 std::string_view loop_order, int64_t workspace_limit, int num_threads, std::string_view isa,
-                 Progress* progress) {
+                 std::string_view loop_order, std::optional<int64_t> workspace_limit, int num_threads,
+                 std::string_view isa, Progress* progress) {
   const Outputs outputs(call.problem(), out, lse);
   const Workspace memory(workspace);
   const Execution execution = execution_of(num_threads, isa, progress);
@@ -120,7 +123,7 @@ void attend_call(Call& call, nb::handle block_index, nb::handle out, nb::handle 
   run_plan(call.problem(), inputs, plan, outputs.views(), memory.of(plan.workspace_bytes), execution);
 }
 
-Plan plan_call(Call& call, nb::handle block_index, std::string_view loop_order, int64_t workspace_limit,
+Plan plan_call(Call& call, nb::handle block_index, std::string_view loop_order, std::optional<int64_t> workspace_limit,
                int num_threads, std::string_view isa) {
   const BorrowedArray ids("block_index", block_index);
   const AttentionOptions options =
@@ -223,9 +226,9 @@ void bind_attention(nb::module_& module) {
       .def("route", &route_call, nb::arg("router"), nb::arg("local_blocks"), nb::arg("init_blocks"), nb::arg("seed"),
            nb::arg("wants_scores"), nb::arg("num_threads"), nb::arg("isa"), nb::arg("progress").none())
       .def("attend", &attend_call, nb::arg("block_index").none(), nb::arg("out"), nb::arg("lse").none(),
-           nb::arg("workspace").none(), nb::arg("loop_order"), nb::arg("workspace_limit"), nb::arg("num_threads"),
-           nb::arg("isa"), nb::arg("progress").none())
-      .def("plan", &plan_call, nb::arg("block_index"), nb::arg("loop_order"), nb::arg("workspace_limit"),
+           nb::arg("workspace").none(), nb::arg("loop_order"), nb::arg("workspace_limit").none(),
+           nb::arg("num_threads"), nb::arg("isa"), nb::arg("progress").none())
+      .def("plan", &plan_call, nb::arg("block_index"), nb::arg("loop_order"), nb::arg("workspace_limit").none(),
            nb::arg("num_threads"), nb::arg("isa"))
       .def("mass", &mass_call, nb::arg("block_indices"), nb::arg("local_blocks"), nb::arg("init_blocks"),
            nb::arg("sample_every"), nb::arg("num_threads"), nb::arg("isa"), nb::arg("progress").none());

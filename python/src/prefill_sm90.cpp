@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // The prefill on Hopper: its arrays borrowed on the caller's stream, and the current device set to theirs.
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <utility>
 
@@ -48,7 +50,8 @@ class PrefillCall {
   PrefillCall(nb::handle q, nb::handle k, nb::handle v, nb::handle block_index, nb::handle cu_seqlens_q,
               nb::handle cu_seqlens_kv, nb::handle kv_lens, nb::handle block_table, nb::handle q_scale,
               nb::handle k_scale, nb::handle v_scale, nb::handle out, nb::handle lse, int64_t kv_block_size,
-              bool causal, double softmax_scale, int64_t workspace_limit, int64_t max_kv_blocks, nb::handle stream)
+              bool causal, double softmax_scale, std::optional<int64_t> workspace_limit, int64_t max_kv_blocks,
+              nb::handle stream)
       : stream_(stream.is_none() ? stream_of(q) : Stream(reinterpret_cast<void*>(nb::cast<intptr_t>(stream)))),
         q_("q", q, Access::read, stream_),
         k_("k", k, Access::read, stream_),
@@ -66,7 +69,7 @@ class PrefillCall {
     options_.kv_block_size = kv_block_size;
     options_.causal = causal;
     options_.softmax_scale = softmax_scale;
-    if (workspace_limit > 0) options_.workspace_limit = workspace_limit;
+    if (workspace_limit) options_.workspace_limit = *workspace_limit;
     options_.max_kv_blocks = max_kv_blocks;
     for (const auto& [name, array] : {std::pair("k", &k_),
                                       {"v", &v_},
@@ -146,13 +149,13 @@ void bind_prefill(nb::module_& module) {
   module.def("cuda_device_of", &cuda_device_of, nb::arg("array"));
   nb::class_<PrefillCall>(module, "PrefillCall")
       .def(nb::init<nb::handle, nb::handle, nb::handle, nb::handle, nb::handle, nb::handle, nb::handle, nb::handle,
-                    nb::handle, nb::handle, nb::handle, nb::handle, nb::handle, int64_t, bool, double, int64_t, int64_t,
-                    nb::handle>(),
+                    nb::handle, nb::handle, nb::handle, nb::handle, nb::handle, int64_t, bool, double,
+                    std::optional<int64_t>, int64_t, nb::handle>(),
            nb::arg("q"), nb::arg("k"), nb::arg("v"), nb::arg("block_index"), nb::arg("cu_seqlens_q").none(),
            nb::arg("cu_seqlens_kv").none(), nb::arg("kv_lens").none(), nb::arg("block_table").none(),
            nb::arg("q_scale").none(), nb::arg("k_scale").none(), nb::arg("v_scale").none(), nb::arg("out").none(),
            nb::arg("lse").none(), nb::arg("kv_block_size"), nb::arg("causal"), nb::arg("softmax_scale"),
-           nb::arg("workspace_limit"), nb::arg("max_kv_blocks"), nb::arg("stream").none())
+           nb::arg("workspace_limit").none(), nb::arg("max_kv_blocks"), nb::arg("stream").none())
       .def_prop_ro("workspace_bytes", &PrefillCall::workspace_bytes)
       .def("run", &PrefillCall::run, nb::arg("workspace"));
 }

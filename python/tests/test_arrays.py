@@ -110,6 +110,8 @@ def refusals() -> list[Any]:
         ({"isa": "mmx"}, ValueError, "isa: got 'mmx'"),
         ({"num_threads": -1}, ValueError, "num_threads: got -1"),
         ({"workspace": np.zeros(8, np.uint8), "loop_order": "kv_outer"}, ValueError, "workspace: got 8 bytes, need"),
+        ({"workspace_limit": -1, "loop_order": "kv_outer"}, ValueError, "workspace_limit"),
+        ({"workspace_limit": 0, "loop_order": "kv_outer"}, ValueError, "workspace_limit"),
         ({"out": np.zeros((49, 6, 32), np.int32)}, ValueError, "i32"),
         ({"lse": np.zeros((49, 5), np.float32)}, ValueError, "lse: got"),
         ({"stream": 3}, ValueError, "stream: is for calls on a CUDA device"),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How calls behave in a process: memory, threads, interrupts of nobody, a bar where one is asked for."""
+"""How calls behave in a process: memory, threads, imports, a bar where one is asked for."""
 
 from __future__ import annotations
 

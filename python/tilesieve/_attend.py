@@ -63,7 +63,7 @@ def attend(
             to, counted inside the token's own sequence. In any order; -1, ids out of range and blocks in the future
             contribute nothing, a duplicate counts once. None = every visible key (on the CPU).
         causal: query i of a sequence sees the keys up to position kv_len - q_len + i; else all of its sequence.
-        softmax_scale: factor of q kᵀ; None = 1 / sqrt(head_dim).
+        softmax_scale: factor of q kᵀ; None or 0 = 1 / sqrt(head_dim).
         kv_block_size: keys of one block: a multiple of 8 up to 1,024 (CUDA: 64 or 128).
         cu_seqlens_q: [num_sequences + 1] where the sequences begin among the queries, and the end of the last. On the
             CPU i32, i64 or a list, None = one sequence; on CUDA i32 in device memory, always.
@@ -116,10 +116,10 @@ def attend(
     if lse is None and return_lse:
         lse = new_lse(q)
     if not progress:
-        call.attend(block_index, out, lse, workspace, loop_order, workspace_limit or 0, num_threads, isa, None)
+        call.attend(block_index, out, lse, workspace, loop_order, workspace_limit, num_threads, isa, None)
     else:
         with progress_bar(progress, "attend") as counters:
-            call.attend(block_index, out, lse, workspace, loop_order, workspace_limit or 0, num_threads, isa, counters)
+            call.attend(block_index, out, lse, workspace, loop_order, workspace_limit, num_threads, isa, counters)
     return (out, lse) if return_lse else out
 
 
@@ -222,7 +222,7 @@ def plan(
     scale = softmax_scale or 0.0
     call = _core.Call(q, k, None, None, None, block_table, None, None, None, cu_seqlens_q, cu_seqlens_kv, kv_lens,
                       kv_block_size, 1, causal, scale)
-    core = call.plan(block_index, loop_order, workspace_limit or 0, num_threads, isa)
+    core = call.plan(block_index, loop_order, workspace_limit, num_threads, isa)
     return Plan(core, (causal, scale, kv_block_size, cu_seqlens_q, cu_seqlens_kv, kv_lens), num_threads, isa)
 
 

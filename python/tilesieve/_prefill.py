@@ -58,7 +58,7 @@ def attend_on_cuda(
     if lse is None and return_lse:
         lse = new_lse(q)
     call = _core.PrefillCall(q, k, v, block_index, cu_seqlens_q, cu_seqlens_kv, kv_lens, block_table, q_scale, k_scale,
-                             v_scale, out, lse, kv_block_size, causal, softmax_scale or 0.0, workspace_limit or 0,
+                             v_scale, out, lse, kv_block_size, causal, softmax_scale or 0.0, workspace_limit,
                              max_kv_blocks, stream)
     if workspace is None:
         workspace = new_array(q, (call.workspace_bytes,), "uint8", "workspace")
@@ -93,6 +93,6 @@ def sparse_prefill_workspace(
     if not on_cuda(q):
         raise _core.Error("q: lies on the CPU, expected a CUDA device; plan(...).workspace_bytes is for the CPU")
     call = _core.PrefillCall(q, k, v, block_index, cu_seqlens_q, cu_seqlens_kv, kv_lens, block_table, q_scale, k_scale,
-                             v_scale, None, None, kv_block_size, causal, softmax_scale or 0.0, workspace_limit or 0,
+                             v_scale, None, None, kv_block_size, causal, softmax_scale or 0.0, workspace_limit,
                              max_kv_blocks, None)
     return call.workspace_bytes
