@@ -10,6 +10,7 @@
 #include "bindings.h"
 #include "tilesieve/attend.h"
 #include "tilesieve/error.h"
+#include "tilesieve/sparse_prefill_sm90.h"
 
 namespace tilesieve::python {
 
