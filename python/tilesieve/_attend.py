@@ -75,7 +75,7 @@ def attend(
         v_scale: likewise of v.
         out: array to write to, [total_q, num_q_heads, head_dim] in f32, bf16 or f16 (CUDA: bf16, f16); None = a new one
             of q's type (bf16 where q is e4m3) and library (NumPy's where that is neither PyTorch nor CuPy).
-        lse: array to write to, f32 [total_q, num_q_heads]; None = a new one.
+        lse: array to write to, f32 [total_q, num_q_heads]; None = a new one where it is returned.
         return_lse: whether to return lse beside o.
         loop_order: "auto"; "q_outer" owns queries and streams blocks, "kv_outer" owns blocks and streams the queries
             that chose them (CUDA: this alone). The choice does not change a bit of the result.
