@@ -7,6 +7,7 @@
 #include <string_view>
 
 #include "base/fail.h"
+#include "base/rounding.h"
 #ifdef TILESIEVE_HAS_CUDA
 #include "cuda/device.h"
 #include "cuda/nvtx_range.h"
@@ -21,9 +22,6 @@ constexpr int64_t kRangeStep = 256;  // query tokens of one CTA of the map
 // Rounds of slices of the tiles of a KV head, see PrefillSizes::slice_begin: of fourteen the last slice is a hundredth
 // of a multiprocessor's share, and below 16 tiles for each round there would be slices of two or three.
 constexpr int64_t kMaxRounds = 14, kTilesPerRound = 16;
-
-int64_t ceil_div(int64_t a, int64_t b) { return a / b + (a % b != 0); }
-int64_t round_up(int64_t a, int64_t b) { return ceil_div(a, b) * b; }
 
 bool is_any(DType dtype, std::initializer_list<DType> allowed) {
   return std::find(allowed.begin(), allowed.end(), dtype) != allowed.end();

@@ -9,6 +9,7 @@
 
 #include <algorithm>
 
+#include "base/rounding.h"
 #include "combine/combine_sm90.h"
 #include "cuda/copy.h"
 #include "cuda/device.h"
@@ -51,11 +52,11 @@ struct Merged {
   float largest = -INFINITY, total = 0.0f, sum[8] = {};
 };
 
-template <int kBatch>
-__device__ void merge(Merged& state, const uint4 (&values)[kBatch], const float2 (&stats)[kBatch]) {
+template <int kCount>
+__device__ void merge(Merged& state, const uint4 (&values)[kCount], const float2 (&stats)[kCount]) {
   float peak = state.largest;
 #pragma unroll
-  for (int i = 0; i < kBatch; ++i) peak = fmaxf(peak, stats[i].x);
+  for (int i = 0; i < kCount; ++i) peak = fmaxf(peak, stats[i].x);
   const float shift = peak == -INFINITY ? 0.0f : peak;
   const float keep = cuda::exp2_approx(state.largest - shift);  // 0 at first, 1 where nothing grew
   state.total *= keep;
@@ -63,7 +64,7 @@ __device__ void merge(Merged& state, const uint4 (&values)[kBatch], const float2
   for (int i = 0; i < 8; ++i) state.sum[i] *= keep;
   state.largest = peak;
 #pragma unroll
-  for (int i = 0; i < kBatch; ++i) {
+  for (int i = 0; i < kCount; ++i) {
     // A row of NaN logits has no largest one, but its sum tells.
     const float w = isnan(stats[i].y) ? stats[i].y : cuda::exp2_approx(stats[i].x - shift);
     state.total = fmaf(w, stats[i].y, state.total);
@@ -111,7 +112,7 @@ __device__ void write(const CombineArgs& args, const Lane& lane, int32_t head, i
 }
 
 __global__ void __launch_bounds__(kThreads, 2) combine_gather_kernel(const __grid_constant__ CombineArgs args) {
-  constexpr int kBatch = kMaxPicks / 2;
+  constexpr int kHalf = kMaxPicks / 2;
   cuda::wait_for_previous();
   cuda::let_next_begin();
   __shared__ GatherShared shared;
@@ -154,10 +155,10 @@ __global__ void __launch_bounds__(kThreads, 2) combine_gather_kernel(const __gri
   const int64_t first_row = static_cast<int64_t>(blockIdx.y) * sizes.entries_per_head() * group;
   const int64_t octet = octet_bytes(dim);
   const uint8_t* partials = args.partials.data + lane.quad * 512 + lane.pair * 16;
-  uint4 values[kBatch];
+  uint4 values[kHalf];
   const auto load = [&](int first) {
 #pragma unroll
-    for (int i = 0; i < kBatch; ++i) {
+    for (int i = 0; i < kHalf; ++i) {
       values[i] = make_uint4(0, 0, 0, 0);
       if (first + i < live) {
         const int64_t at = first_row + static_cast<int64_t>(shared.entries[unit][first + i]) * group + lane.row;
@@ -180,15 +181,15 @@ __global__ void __launch_bounds__(kThreads, 2) combine_gather_kernel(const __gri
 
   Merged merged;
   const auto merge_batch = [&](int first) {
-    float2 stats[kBatch];
+    float2 stats[kHalf];
 #pragma unroll
-    for (int i = 0; i < kBatch; ++i) stats[i] = shared.ml[first + i][unit * group + lane.row];
+    for (int i = 0; i < kHalf; ++i) stats[i] = shared.ml[first + i][unit * group + lane.row];
     merge(merged, values, stats);
   };
   merge_batch(0);
-  if (live > kBatch) {
-    load(kBatch);
-    merge_batch(kBatch);
+  if (live > kHalf) {
+    load(kHalf);
+    merge_batch(kHalf);
   }
   write(args, lane, head, t, merged, overflow);
 }
@@ -196,14 +197,14 @@ __global__ void __launch_bounds__(kThreads, 2) combine_gather_kernel(const __gri
 // Two CTAs on a multiprocessor, each with a warp that asks: one alone ends at 3.5 TB/s, however it stages its batches.
 constexpr int kStreamCtas = 2;
 constexpr int kStages = 3;
-constexpr int kBatch = 8;        // partials of a token at a time
+constexpr int kStreamBatch = 8;  // partials of a token at a time
 constexpr int kStreamUnits = 4;  // tokens of a batch: eight heads of 64 channels take 64 threads
 constexpr int kStreamThreads = kThreads + 32;
 
 constexpr int kEntryBytes = kThreads * 16 + kMaxRows * 8;  // of all tokens of a batch; with their m and l
 
 struct StreamShared {
-  alignas(128) uint8_t entries[kStages][kBatch][kEntryBytes];
+  alignas(128) uint8_t entries[kStages][kStreamBatch][kEntryBytes];
   int32_t live[kStages][kStreamUnits];  // partials in the batch; -1 = the token got a block too many
   uint64_t full[kStages], empty[kStages];
 };
@@ -212,7 +213,7 @@ struct StreamShared {
 class StreamSteps {
  public:
   __device__ explicit StreamSteps(const CombineArgs& args)
-      : batches_((args.sizes.top_k + kBatch - 1) / kBatch),
+      : batches_((args.sizes.top_k + kStreamBatch - 1) / kStreamBatch),
         units_(kThreads >> args.unit_shift),
         groups_of_head_((args.sizes.range_tokens + units_ - 1) / units_) {
     const int32_t groups = groups_of_head_ * args.num_heads;
@@ -278,9 +279,9 @@ __device__ void stream_partials(const CombineArgs& args, StreamShared& shared) {
       const auto mine = static_cast<uint32_t>(places[unit]);  // as unsigned numbers the dead come last
       int32_t rank = 0;
       for (int j = 0; j < sizes.top_k; ++j) rank += __shfl_sync(0xffffffffu, mine, j) < mine;
-      slots[unit] = places[unit] >= 0 ? rank - batch * kBatch : -1;
+      slots[unit] = places[unit] >= 0 ? rank - batch * kStreamBatch : -1;
       const bool overflow = __any_sync(0xffffffffu, places[unit] == kPlaceOverflow);
-      live[unit] = __popc(__ballot_sync(0xffffffffu, slots[unit] >= 0 && slots[unit] < kBatch));
+      live[unit] = __popc(__ballot_sync(0xffffffffu, slots[unit] >= 0 && slots[unit] < kStreamBatch));
       bytes += static_cast<uint32_t>(live[unit]) * entry_bytes;
       if (overflow) live[unit] = -1;
     }
@@ -296,7 +297,7 @@ __device__ void stream_partials(const CombineArgs& args, StreamShared& shared) {
     const int64_t first_entry = static_cast<int64_t>(head) * sizes.entries_per_head();
 #pragma unroll
     for (int unit = 0; unit < kStreamUnits; ++unit) {
-      if (unit >= steps.units() || slots[unit] < 0 || slots[unit] >= kBatch) continue;
+      if (unit >= steps.units() || slots[unit] < 0 || slots[unit] >= kStreamBatch) continue;
       const int64_t entry = first_entry + places[unit];
       cuda::copy_bulk(shared.entries[stage][slots[unit]] + unit * entry_bytes,
                       args.partials.data + entry * static_cast<int64_t>(entry_bytes), entry_bytes, &shared.full[stage]);
@@ -323,10 +324,10 @@ __device__ void merge_stream(const CombineArgs& args, StreamShared& shared) {
     const int stage = step % kStages;
     cuda::barrier_wait(&shared.full[stage], static_cast<uint32_t>(step / kStages % 2));
     const int32_t live = shared.live[stage][unit];
-    uint4 values[kBatch];
-    float2 stats[kBatch];
+    uint4 values[kStreamBatch];
+    float2 stats[kStreamBatch];
 #pragma unroll
-    for (int i = 0; i < kBatch; ++i) {  // behind the live ones lies what earlier batches left: it is not used
+    for (int i = 0; i < kStreamBatch; ++i) {  // behind the live ones lies what earlier batches left: it is not used
       const uint4 value = *reinterpret_cast<const uint4*>(shared.entries[stage][i] + value_at);
       const float2 state = *reinterpret_cast<const float2*>(shared.entries[stage][i] + stats_at);
       values[i] = i < live ? value : make_uint4(0, 0, 0, 0);
@@ -371,7 +372,7 @@ void launch_combine(const PrefillSizes& sizes, const PrefillMap& map, const Pref
                     int32_t num_heads, Stream stream) {
   CombineArgs args = {sizes, map, partials, v_scale, output, q_begin, head_begin, num_heads, 0};
   while (1 << args.unit_shift < sizes.group_size * sizes.head_dim / 8) ++args.unit_shift;
-  const int64_t groups = cuda::ceil_div(sizes.range_tokens, kThreads >> args.unit_shift);  // of tokens
+  const int64_t groups = ceil_div(sizes.range_tokens, kThreads >> args.unit_shift);  // of tokens
   if (sizes.group_size < 8) {
     const dim3 grid(static_cast<unsigned>(groups), static_cast<unsigned>(num_heads));
     cuda::launch("combine", combine_gather_kernel, grid, kThreads, 0, stream, args);

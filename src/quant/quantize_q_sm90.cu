@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+#include "base/rounding.h"
 #include "cuda/launch.h"
 #include "cuda/matrix.h"
 #include "quant/quantize_q_sm90.h"
@@ -64,8 +65,8 @@ void launch_quantize_q(const PrefillSizes& sizes, const void* q, int64_t token_s
                        int32_t q_begin, const QuantizedQ& out, Stream stream) {
   const int64_t rows = static_cast<int64_t>(sizes.range_tokens) * sizes.num_q_heads;
   const int64_t rows_of_cta = int64_t{kThreads} * 8 / sizes.head_dim * kRowsAhead;
-  cuda::launch("quantize q", quantize_q_kernel, dim3(static_cast<unsigned>(cuda::ceil_div(rows, rows_of_cta))),
-               kThreads, 0, stream, sizes, static_cast<const uint16_t*>(q), token_stride, head_stride, q_begin, out);
+  cuda::launch("quantize q", quantize_q_kernel, dim3(static_cast<unsigned>(ceil_div(rows, rows_of_cta))), kThreads, 0,
+               stream, sizes, static_cast<const uint16_t*>(q), token_stride, head_stride, q_begin, out);
 }
 
 }  // namespace tilesieve
