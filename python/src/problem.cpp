@@ -10,7 +10,6 @@
 #include "bindings.h"
 #include "tilesieve/attend.h"
 #include "tilesieve/error.h"
-#include "tilesieve/sparse_prefill_sm90.h"
 
 namespace tilesieve::python {
 
@@ -51,13 +50,15 @@ nb::dict dict_of(const Problem& problem) {
 }
 
 nb::list kernel_dicts(nb::handle problem) {
+  const bool asks = !problem.is_none();
+  const Problem asked = asks ? problem_from(problem) : Problem();
   nb::list rows;
   for (const Kernel& kernel : kernels()) {
     nb::dict row;
     row["name"] = kernel.name;
     row["device"] = kernel.device == DeviceKind::cpu ? "cpu" : "cuda";
     row["available"] = kernel.unavailable.empty();
-    row["why_not"] = problem.is_none() ? kernel.unavailable : why_not(kernel, problem_from(problem));
+    row["why_not"] = asks ? why_not(kernel, asked) : kernel.unavailable;
     rows.append(row);
   }
   return rows;
@@ -93,7 +94,6 @@ void bind_problem(nb::module_& module) {
     for (Isa isa : available_isas()) names.append(name_of(isa));
     return names;
   });
-  module.def("why_no_prefill", &sm90::why_no_prefill);
 }
 
 }  // namespace tilesieve::python

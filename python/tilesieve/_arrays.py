@@ -83,6 +83,15 @@ def new_lse(q: Any) -> Any:
     return new_array(q, q.shape[:2], "float32", "lse")
 
 
+def outputs(q: Any, out: Any, lse: Any, return_lse: bool) -> tuple[Any, Any]:
+    """out and lse to write to: those given, else new ones, of lse only where it is returned."""
+    if out is None:
+        out = new_out(q)
+    if lse is None and return_lse:
+        lse = new_lse(q)
+    return out, lse
+
+
 def in_library_of(array: object, result: Any) -> Any:
     """A result of NumPy as an array of the other one's library, on the same memory, if that is PyTorch."""
     if library_of(array) == "torch":

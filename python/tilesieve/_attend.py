@@ -8,7 +8,7 @@ from typing import Any, Literal, Unpack, overload
 import numpy as np
 
 from . import _core
-from ._arrays import A, Array, new_lse, new_out, on_cuda
+from ._arrays import A, Array, on_cuda, outputs
 from ._options import Attending, Isa, Lengths, LoopOrder, Running
 from ._prefill import attend_on_cuda
 from ._progress import progress_bar
@@ -111,11 +111,8 @@ def attend(
         raise _core.Error(f"{name}: is for calls on a CUDA device, and q lies on the CPU")
     call = _core.Call(q, k, v, None, None, block_table, q_scale, k_scale, v_scale, cu_seqlens_q, cu_seqlens_kv, kv_lens,
                       kv_block_size, 1, causal, softmax_scale or 0.0)
-    if out is None:
-        out = new_out(q)
-    if lse is None and return_lse:
-        lse = new_lse(q)
-    if not progress:
+    out, lse = outputs(q, out, lse, return_lse)
+    if not progress:  # without the bar, for the sake of the smallest calls
         call.attend(block_index, out, lse, workspace, loop_order, workspace_limit, num_threads, isa, None)
     else:
         with progress_bar(progress, "attend") as counters:
@@ -187,10 +184,7 @@ class Plan:
         causal, softmax_scale, kv_block_size, cu_seqlens_q, cu_seqlens_kv, kv_lens = self._sizes
         call = _core.Call(q, k, v, None, None, block_table, q_scale, k_scale, v_scale, cu_seqlens_q, cu_seqlens_kv,
                           kv_lens, kv_block_size, 1, causal, softmax_scale)
-        if out is None:
-            out = new_out(q)
-        if lse is None and return_lse:
-            lse = new_lse(q)
+        out, lse = outputs(q, out, lse, return_lse)
         threads = self._num_threads if num_threads is None else num_threads
         with progress_bar(progress, "attend") as counters:
             self._core.run(call, out, lse, workspace, threads, isa or self._isa, counters)

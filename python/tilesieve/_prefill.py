@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 from . import _core
-from ._arrays import Array, new_array, new_lse, new_out, on_cuda
+from ._arrays import Array, new_array, on_cuda, outputs
 from ._options import Isa, LoopOrder
 
 
@@ -53,10 +53,7 @@ def attend_on_cuda(
         for name, array in (("out", out), ("workspace", workspace), ("lse", lse if return_lse else out)):
             if array is None:
                 raise _core.Error(f"{name}: got None, needed with a stream")
-    if out is None:
-        out = new_out(q)
-    if lse is None and return_lse:
-        lse = new_lse(q)
+    out, lse = outputs(q, out, lse, return_lse)
     call = _core.PrefillCall(q, k, v, block_index, cu_seqlens_q, cu_seqlens_kv, kv_lens, block_table, q_scale, k_scale,
                              v_scale, out, lse, kv_block_size, causal, softmax_scale or 0.0, workspace_limit,
                              max_kv_blocks, stream)

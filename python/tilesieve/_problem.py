@@ -64,7 +64,7 @@ class Kernel:
     """A kernel that exists in this build.
 
     Attributes:
-        name: "avx512.q_outer.bf16", "sm90.kv_outer.e4m3.d128".
+        name: "avx512.q_outer.bf16", "sm90.kv_outer.e4m3.d128.b128".
         device: "cpu" or "cuda".
         available: this machine can run it.
         why_not: why it cannot run, here or the problem that was asked for; "" where it can.
@@ -84,7 +84,7 @@ def problem_of(problem: Problem | str | None) -> Problem | None:
 def kernels(problem: Problem | str | None = None) -> list[Kernel]:
     """The kernels of this build, best first within a device and a loop order.
 
-    With a problem, or the line of one, `Kernel.why_not` says of those on the CPU whether they run it too.
+    With a problem, or the line of one, `Kernel.why_not` also says of each whether it runs it.
     """
     return [Kernel(**row) for row in _core.kernels(problem_of(problem))]
 

@@ -12,6 +12,14 @@ from ._options import Isa, Lengths, LoopOrder, Prefilling, Router
 from ._progress import progress_bar
 
 
+def _queries(q: Array | None, index_q: Array | None) -> Array | None:
+    """What is routed, refused where it lies on a CUDA device."""
+    name, given = ("index_q", index_q) if q is None else ("q", q)
+    if on_cuda(given):
+        raise _core.Error(f"{name}: lies on a CUDA device; routing is on the CPU so far")
+    return given
+
+
 def route(
     q: Array | None = None,
     k: Array | None = None,
@@ -73,9 +81,7 @@ def route(
         ValueError: an argument that does not fit, by name, with what was got and what exists.
         TypeError: an argument that is no array.
     """
-    given = index_q if q is None else q
-    if on_cuda(given):
-        raise _core.Error(f"{'index_q' if q is None else 'q'}: lies on a CUDA device; routing is on the CPU so far")
+    given = _queries(q, index_q)
     call = _core.Call(q, k, None, index_q, index_k, block_table, q_scale, k_scale, None, cu_seqlens_q, cu_seqlens_kv,
                       kv_lens, kv_block_size, top_k, causal, softmax_scale or 0.0)
     with progress_bar(progress, "route") as counters:
@@ -112,9 +118,7 @@ def route_scores(
         f32 [num_kv_heads, total_q, blocks of the longest sequence]; -inf where a block is not visible. Of PyTorch where
         the inputs are, else of NumPy. Arguments and errors as of `route`.
     """
-    given = index_q if q is None else q
-    if on_cuda(given):
-        raise _core.Error(f"{'index_q' if q is None else 'q'}: lies on a CUDA device; routing is on the CPU so far")
+    given = _queries(q, index_q)
     call = _core.Call(q, k, None, index_q, index_k, block_table, q_scale, k_scale, None, cu_seqlens_q, cu_seqlens_kv,
                       kv_lens, kv_block_size, 1, causal, softmax_scale or 0.0)
     with progress_bar(progress, "route") as counters:
