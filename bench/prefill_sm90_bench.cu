@@ -81,24 +81,31 @@ double host_time(const Launch& work) {
   return times[times.size() / 2];
 }
 
+sm90::PrefillOptions kv_outer_options() {
+  sm90::PrefillOptions options;
+  options.loop_order = LoopOrder::kv_outer;
+  return options;
+}
+
 // What the host spends on a whole call, on a stream of the caller's own, and printed, on the parts of it.
 void measure_host(const Shape& shape, const PrefillProblem& problem, const PrefillCall& call, int num_sms,
                   void* workspace, Report& report) {
   cudaStream_t stream;
   check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "stream");
   const int64_t bytes = call.layout().bytes;
+  const sm90::PrefillOptions options = kv_outer_options();
   const double whole =
-      host_time([&] { sm90::sparse_prefill(problem.inputs, problem.outputs, {}, workspace, bytes, stream); });
+      host_time([&] { sm90::sparse_prefill(problem.inputs, problem.outputs, options, workspace, bytes, stream); });
   report.add(shape.name("host"), "us", whole, {});
 
-  const double check_and_size = host_time([&] { PrefillCall(problem.inputs, problem.outputs, {}, num_sms); });
+  const double check_and_size = host_time([&] { PrefillCall(problem.inputs, problem.outputs, options, num_sms); });
   const double rows = host_time([&] { call.sequence_rows(workspace, stream); });
   const double map = host_time([&] { call.map(workspace, 0, stream); });
   const double quantize = call.quantizes_q() ? host_time([&] { call.quantize(workspace, 0, stream); }) : 0.0;
-  const KvOuterInputs inputs = call.attend_inputs(workspace, 0);
-  const double encode = host_time([&] { KvOuterMaps(call.sizes(), inputs); });
-  const KvOuterMaps maps(call.sizes(), inputs);
-  const double attend = host_time([&] { call.attend(workspace, inputs, maps, 0, stream); });
+  const AttendTensors tensors = call.attend_tensors(workspace, 0);
+  const double encode = host_time([&] { AttendMaps(call.sizes(), tensors); });
+  const AttendMaps maps(call.sizes(), tensors);
+  const double attend = host_time([&] { call.kv_outer(workspace, tensors, maps, 0, stream); });
   const double combine = host_time([&] { call.combine(workspace, 0, 0, stream); });
   std::printf(
       "    host: check %.1f, tensor maps %.1f; launches: sequence rows %.1f, map and schedule %.1f, quantise %.1f, and "
@@ -124,9 +131,9 @@ void measure_stages(const Shape& shape, const PrefillProblem& problem, const Pre
   const Timing mapped = timer.burst([&] { map.launch(); }, true);
   report.add(shape.name("map"), "us", mapped.ms * 1e3, mapped);
 
-  const KvOuterInputs inputs = stages.attend_inputs(workspace, 0);
-  const KvOuterMaps maps(stages.sizes(), inputs);
-  const auto attend = [&] { stages.attend(workspace, inputs, maps, 0, nullptr); };
+  const AttendTensors tensors = stages.attend_tensors(workspace, 0);
+  const AttendMaps maps(stages.sizes(), tensors);
+  const auto attend = [&] { stages.kv_outer(workspace, tensors, maps, 0, nullptr); };
   const Timing attended = timer.burst(attend);
   const double bound = rate(partials / bytes_per_ms);
   report.add(shape.name("attend"), "TFLOP/s", rate(attended.ms), attended, bound);
@@ -138,11 +145,33 @@ void measure_stages(const Shape& shape, const PrefillProblem& problem, const Pre
   report.add(shape.name("attend-sustained"), "TFLOP/s", rate(sustained.ms), sustained, bound);
 }
 
+// Other loops than kv-outer: "q-outer" is of single tokens, "union4" of tiles of four.
+void measure_loops(const Shape& shape, const PrefillProblem& problem, int num_sms, Timer& timer, Report& report) {
+  sm90::PrefillOptions single, tiles;
+  single.loop_order = tiles.loop_order = LoopOrder::q_outer;
+  single.tile_tokens = 1;
+  tiles.tile_tokens = 64 / shape.group_size();
+  const std::pair<std::string, sm90::PrefillOptions> loops[] = {
+      {"q-outer", single}, {"union" + std::to_string(tiles.tile_tokens), tiles}, {"auto", {}}};
+  const bool few_queries = shape.q_len < 4096;
+  for (const auto& [name, options] : loops) {
+    const PrefillCall call(problem.inputs, problem.outputs, options, num_sms);
+    const Memory memory = allocate(call.layout().bytes);
+    check(cudaMemset(memory.get(), 0xff, static_cast<size_t>(call.layout().bytes)), "memset");
+    const auto run = [&] { call.run(memory.get(), nullptr); };
+    run();
+    check_result(shape, problem);
+    const Timing burst = timer.burst(run, few_queries);
+    report.add(shape.name(name), "TFLOP/s", problem.flop() / burst.ms * 1e-9, burst, 0, call.layout().bytes);
+    std::printf("    %s\n", call.explain(memory.get(), nullptr).c_str());
+  }
+}
+
 void measure(const Shape& shape, int num_sms, Timer& timer, Report& report, double bytes_per_ms) {
   const PrefillProblem problem(shape);
-  sm90::PrefillOptions unlimited;
+  sm90::PrefillOptions unlimited = kv_outer_options();
   unlimited.workspace_limit = int64_t{16} << 30;
-  const PrefillCall call(problem.inputs, problem.outputs, {}, num_sms),
+  const PrefillCall call(problem.inputs, problem.outputs, kv_outer_options(), num_sms),
       stages(problem.inputs, problem.outputs, unlimited, num_sms);
   const int64_t bytes = call.layout().bytes;
   const Memory memory = allocate(std::max(bytes, stages.layout().bytes));
@@ -160,6 +189,7 @@ void measure(const Shape& shape, int num_sms, Timer& timer, Report& report, doub
   const Timing burst = timer.burst(run, few_queries);
   report.add(shape.name("call"), "TFLOP/s", rate(burst.ms), burst, bound, bytes);
   measure_host(shape, problem, call, num_sms, workspace, report);
+  measure_loops(shape, problem, num_sms, timer, report);
   if (few_queries) return;
   measure_stages(shape, problem, stages, workspace, timer, report, bytes_per_ms);
   const Timing sustained = timer.sustained(run, burst.ms);

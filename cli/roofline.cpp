@@ -34,6 +34,7 @@ struct RooflineCommand {
   double union_blocks = 0;
   double work_items = 1;
   int64_t resident_heads = 1;
+  bool measure = false;
   bool json = false;
 };
 
@@ -48,7 +49,9 @@ RooflineDevice device_of(const RooflineCommand& command) {
   std::string lower = command.device;
   std::transform(lower.begin(), lower.end(), lower.begin(), [](unsigned char c) { return std::tolower(c); });
   RooflineDevice device;
-  if (lower != "custom") {
+  if (command.measure) {
+    device = measure_roofline_device();
+  } else if (lower != "custom") {
     try {
       device = roofline_device(command.device);
     } catch (const Error& error) {
@@ -259,6 +262,9 @@ void add_roofline(CLI::App& app) {
             "nsb/N: distinct blocks selected under a KV head per query token (tilesieve route measures it); default "
             "0.1,0.25,1");
   add_text(*sub, "--device", command->device, "NAME", "B200, H200 or custom")->group("Device");
+  sub->add_flag("--measure", command->measure, "take the bandwidths of the CUDA device of this machine, read now")
+      ->group("Device")
+      ->excludes("--device");
   add_real(*sub, "--hbm", command->hbm, kAboveZero, 1e6, "TB/s of main memory")->default_str("")->group("Device");
   add_real(*sub, "--l2", command->l2, kAboveZero, 1e6, "TB/s of the last cache")->default_str("")->group("Device");
   add_real(*sub, "--l2-mb", command->l2_mb, 0, 1e9, "MB of the last cache that K and V may occupy; 0 = endless")
@@ -297,6 +303,7 @@ void add_roofline(CLI::App& app) {
       "\n"
       "Examples:\n"
       "  tilesieve roofline --device H200 --reuse 0.05,0.25,1\n"
+      "  tilesieve roofline --measure\n"
       "  tilesieve roofline --device custom --hbm 0.2 --l2 0.8 --l2-mb 100 --q-bytes 4 --kv-bytes 4\n"
       "  tilesieve roofline --tile-tokens 4 --union-blocks 22");
   sub->callback([command] { run(*command); });

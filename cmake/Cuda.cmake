@@ -26,3 +26,4 @@ tilesieve_step(cuda SOURCES ${TILESIEVE_CUDA_SOURCES})
 target_compile_options(tilesieve_cuda PRIVATE $<$<COMPILE_LANGUAGE:CUDA>:--expt-relaxed-constexpr>)
 target_include_directories(tilesieve_cuda PRIVATE ${CUDAToolkit_INCLUDE_DIRS})
 target_compile_definitions(tilesieve_attend PRIVATE TILESIEVE_HAS_CUDA)  # its table of kernels names them
+target_compile_definitions(tilesieve_metrics PRIVATE TILESIEVE_HAS_CUDA)  # measures a device

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The Hopper prefill on one screen: check, size, then map -> schedule -> (quantise q) -> attend -> combine.
+// The Hopper prefill on one screen: check, size, then (quantise q) -> q-outer, or map -> schedule -> kv-outer ->
+// combine, or both after a choice on the device.
 #include "sparse_prefill_sm90.h"
 
 #include <algorithm>
@@ -22,6 +23,7 @@ constexpr int64_t kRangeStep = 256;  // query tokens of one CTA of the map
 // Rounds of slices of the tiles of a KV head, see PrefillSizes::slice_begin: of fourteen the last slice is a hundredth
 // of a multiprocessor's share, and below 16 tiles for each round there would be slices of two or three.
 constexpr int64_t kMaxRounds = 14, kTilesPerRound = 16;
+constexpr int64_t kRunsPerSm = 2;  // of q-outer, where there are tokens enough
 
 bool is_any(DType dtype, std::initializer_list<DType> allowed) {
   return std::find(allowed.begin(), allowed.end(), dtype) != allowed.end();
@@ -84,6 +86,7 @@ PrefillCall::PrefillCall(const PrefillInputs& inputs, const PrefillOutputs& outp
     : inputs_(inputs), outputs_(outputs) {
   sizes_.num_sms = num_sms;
   check(options);
+  choose_by_shape(options);
   size_passes(options.workspace_limit);
   lay_out();
 }
@@ -200,8 +203,36 @@ void PrefillCall::check(const PrefillOptions& options) {
   batch_.index_slot_stride = block_index.strides[2];
 }
 
+void PrefillCall::choose_by_shape(const PrefillOptions& options) {
+  if (options.loop_order == LoopOrder::automatic) {
+    loop_ = loop_by_shape(sizes_);
+    why_ = "by its shapes";
+  } else {
+    why_ = "as asked";
+    loop_ = options.loop_order == LoopOrder::q_outer ? PrefillLoop::q_outer : PrefillLoop::kv_outer;
+  }
+  const int64_t most = max_tile_tokens(sizes_);
+  if (options.tile_tokens < 0 || options.tile_tokens > most) {
+    fail("tile_tokens: got {}, expected 0 to {} with {} query heads a KV head and top_k {}", options.tile_tokens, most,
+         sizes_.group_size, sizes_.top_k);
+  }
+  tile_tokens_ = static_cast<int32_t>(options.tile_tokens);
+  if (tile_tokens_ != 0) return;
+  // Few tokens are spread over the multiprocessors, at the price of tiles that are not full.
+  tile_tokens_ = static_cast<int32_t>(most);
+  const auto num_runs = [&] {
+    return sizes_.num_kv_heads * ceil_div(int64_t{sizes_.total_q}, int64_t{kQOuterTiles} * tile_tokens_);
+  };
+  while (tile_tokens_ > 1 && num_runs() < kRunsPerSm * sizes_.num_sms) tile_tokens_ = (tile_tokens_ + 1) / 2;
+}
+
 // As many query tokens as one KV head's partials leave room for, then as many KV heads; both in equal shares.
 void PrefillCall::size_passes(int64_t workspace_limit) {
+  if (loop_ == PrefillLoop::q_outer) {  // no partials
+    sizes_.range_tokens = std::max(sizes_.total_q, 1);
+    sizes_.heads_per_pass = sizes_.num_kv_heads;
+    return;
+  }
   const int64_t rows_per_token = int64_t{sizes_.top_k} * sizes_.group_size;
   const int64_t token_bytes = rows_per_token * (sizes_.head_dim * 2 + 8);
   const int64_t limit = std::min(workspace_limit / token_bytes, INT32_MAX / rows_per_token);  // tokens x KV heads
@@ -230,6 +261,14 @@ void PrefillCall::lay_out() {
   const int64_t heads = sizes_.num_kv_heads, rows = sizes_.num_rows, entries = sizes_.entries_per_head();
   layout_.kv_lens = take(int64_t{4} * sizes_.num_sequences);
   layout_.cu_rows = take(int64_t{4} * (sizes_.num_sequences + 1));
+  layout_.run_claims = take(8);
+  layout_.choice = take(sizeof(PrefillChoice));
+  if (quantizes_q_) {
+    const int64_t q_rows = int64_t{sizes_.range_tokens} * sizes_.num_q_heads;
+    layout_.q_data = take(q_rows * sizes_.head_dim);
+    layout_.q_row_scale = take(4 * q_rows);
+  }
+  if (loop_ == PrefillLoop::q_outer) return;
   layout_.offsets = take(4 * heads * rows * sizes_.num_chunks());
   layout_.q_index = take(4 * heads * entries);
   layout_.place = take(4 * heads * entries);
@@ -237,11 +276,6 @@ void PrefillCall::lay_out() {
   layout_.num_tiles = take(4 * heads);
   layout_.claims = take(8 * heads);
   layout_.slice_block = take(4 * heads * sizes_.num_slices);
-  if (quantizes_q_) {
-    const int64_t q_rows = int64_t{sizes_.range_tokens} * sizes_.num_q_heads;
-    layout_.q_data = take(q_rows * sizes_.head_dim);
-    layout_.q_row_scale = take(4 * q_rows);
-  }
   const int64_t partial_rows = sizes_.heads_per_pass * entries * sizes_.group_size;
   layout_.partials = take(ceil_div(partial_rows, 8) * octet_bytes(sizes_.head_dim));
 }
@@ -270,6 +304,8 @@ PrefillMap PrefillCall::map_in(void* workspace) const {
   map.num_tiles = at<int32_t>(workspace, layout_.num_tiles);
   map.claims = at<int32_t>(workspace, layout_.claims);
   map.slice_block = at<int32_t>(workspace, layout_.slice_block);
+  map.run_claims = at<int32_t>(workspace, layout_.run_claims);
+  if (!loop_) map.choice = at<PrefillChoice>(workspace, layout_.choice);
   return map;
 }
 
@@ -296,10 +332,10 @@ void PrefillCall::quantize(void* workspace, int32_t range, Stream stream) const 
                     out, stream);
 }
 
-KvOuterInputs PrefillCall::attend_inputs(void* workspace, int32_t range) const {
+AttendTensors PrefillCall::attend_tensors(void* workspace, int32_t range) const {
   const bool paged = sizes_.max_pages != 0;
   const TensorView &q = inputs_.q, &k = inputs_.k, &v = inputs_.v;
-  KvOuterInputs attend;
+  AttendTensors attend;
   attend.dtype = k.dtype;
   if (quantizes_q_) {
     attend.q = at<void>(workspace, layout_.q_data);
@@ -330,15 +366,27 @@ KvOuterInputs PrefillCall::attend_inputs(void* workspace, int32_t range) const {
   return attend;
 }
 
-void PrefillCall::attend(void* workspace, const KvOuterInputs& inputs, const KvOuterMaps& maps, int32_t head_begin,
-                         Stream stream) const {
+void PrefillCall::kv_outer(void* workspace, const AttendTensors& tensors, const AttendMaps& maps, int32_t head_begin,
+                           Stream stream) const {
   const cuda::NvtxRange nvtx("attend");
-  launch_attend(sizes_, map_in(workspace), inputs, maps, partials_in(workspace), head_begin, heads_from(head_begin),
-                stream);
+  launch_kv_outer(sizes_, map_in(workspace), tensors, maps, partials_in(workspace), head_begin, heads_from(head_begin),
+                  stream);
 }
 
-void PrefillCall::combine(void* workspace, int32_t range, int32_t head_begin, Stream stream) const {
-  const cuda::NvtxRange nvtx("combine");
+void PrefillCall::choose(void* workspace, Stream stream) const {
+  const cuda::NvtxRange nvtx("choose loop");
+  launch_choose_loop(sizes_, batch_, map_in(workspace), loop_model(sizes_, inputs_.k.dtype), tile_tokens_, stream);
+}
+
+void PrefillCall::q_outer(void* workspace, const AttendTensors& tensors, const AttendMaps& maps, int32_t range,
+                          Stream stream) const {
+  const cuda::NvtxRange nvtx("attend q-outer");
+  launch_q_outer(sizes_, batch_, map_in(workspace), tensors, maps,
+                 check_scale("v_scale", inputs_.v_scale, sizes_.num_kv_heads), output(), range * sizes_.range_tokens,
+                 tile_tokens_, stream);
+}
+
+PrefillOutput PrefillCall::output() const {
   PrefillOutput output;
   output.o = outputs_.o.data;
   output.f16 = outputs_.o.dtype == DType::f16;
@@ -347,25 +395,75 @@ void PrefillCall::combine(void* workspace, int32_t range, int32_t head_begin, St
   output.lse = outputs_.lse.as<float>();
   output.lse_token_stride = outputs_.lse.strides[0];
   output.lse_head_stride = outputs_.lse.strides[1];
+  return output;
+}
+
+void PrefillCall::combine(void* workspace, int32_t range, int32_t head_begin, Stream stream) const {
+  const cuda::NvtxRange nvtx("combine");
   launch_combine(sizes_, map_in(workspace), partials_in(workspace),
-                 check_scale("v_scale", inputs_.v_scale, sizes_.num_kv_heads), output, range * sizes_.range_tokens,
+                 check_scale("v_scale", inputs_.v_scale, sizes_.num_kv_heads), output(), range * sizes_.range_tokens,
                  head_begin, heads_from(head_begin), stream);
 }
 
 void PrefillCall::run(void* workspace, Stream stream) const {
   if (sizes_.total_q == 0) return;
   sequence_rows(workspace, stream);
+  if (!loop_) choose(workspace, stream);
   for (int32_t range = 0; range < num_ranges(); ++range) {
-    map(workspace, range, stream);
     if (quantizes_q_) quantize(workspace, range, stream);
-    const KvOuterInputs inputs = attend_inputs(workspace, range);
-    const KvOuterMaps maps(sizes_, inputs);
+    const AttendTensors tensors = attend_tensors(workspace, range);
+    const AttendMaps maps(sizes_, tensors);
+    if (loop_ != PrefillLoop::kv_outer) q_outer(workspace, tensors, maps, range, stream);
+    if (loop_ == PrefillLoop::q_outer) continue;
+    map(workspace, range, stream);
     for (int32_t head = 0; head < sizes_.num_kv_heads; head += sizes_.heads_per_pass) {
-      attend(workspace, inputs, maps, head, stream);
+      kv_outer(workspace, tensors, maps, head, stream);
       combine(workspace, range, head, stream);
     }
   }
 }
+
+PrefillChoice PrefillCall::counted(void* workspace, Stream stream) const {
+  sequence_rows(workspace, stream);
+  choose(workspace, stream);
+  return read_choice(map_in(workspace), stream);
+}
+
+std::string PrefillCall::explain(void* workspace, Stream stream) const {
+  const char* name = loop_ == PrefillLoop::q_outer ? "q_outer" : "kv_outer";
+  const std::string tiles =
+      fmt::format("tiles of {} query tokens x {} heads, {} tiles a run", tile_tokens_, sizes_.group_size, kQOuterTiles);
+  if (loop_) {
+    return fmt::format("{} ({}); {} query tokens, top_k {} of at most {} blocks; {}", name, why_, sizes_.total_q,
+                       sizes_.top_k, ceil_div(int64_t{sizes_.max_kv_len}, int64_t{sizes_.kv_block_size}), tiles);
+  }
+  const PrefillChoice choice = counted(workspace, stream);
+  return fmt::format(
+      "{} (least modelled time, decided on the device); {:.0f} picks of {:.0f} blocks; a block is in the union of a tile "
+      "{:.0f} times ({:.2f} of the picks), of a run {:.0f} times; kv_outer {:.1f} us, q_outer {:.1f} us; {}",
+      choice.loop == PrefillLoop::q_outer ? "q_outer" : "kv_outer", choice.picks, choice.blocks, choice.tile_blocks,
+      choice.tile_blocks / std::max(choice.picks, 1.0f), choice.run_blocks, choice.kv_us, choice.q_us, tiles);
+}
+
+namespace {
+
+// A call that is ready to be enqueued.
+PrefillCall make_call(const PrefillInputs& inputs, const PrefillOutputs& outputs, const PrefillOptions& options,
+                      void* workspace, int64_t workspace_bytes) {
+  const cuda::DeviceFacts device = cuda::current_device();
+  if (device.compute_capability != 90) {
+    fail("device: got compute capability {}.{}, the kernels are for 9.0", device.compute_capability / 10,
+         device.compute_capability % 10);
+  }
+  PrefillCall call(inputs, outputs, options, device.num_sms);
+  if (workspace_bytes < call.layout().bytes || workspace == nullptr) {
+    fail("workspace: got {} bytes, need {}", workspace == nullptr ? 0 : workspace_bytes, call.layout().bytes);
+  }
+  if (reinterpret_cast<uintptr_t>(workspace) % kAlignment != 0) fail("workspace: not aligned to {} bytes", kAlignment);
+  return call;
+}
+
+}  // namespace
 
 int64_t sparse_prefill_workspace(const PrefillInputs& inputs, const PrefillOutputs& outputs,
                                  const PrefillOptions& options) {
@@ -375,17 +473,13 @@ int64_t sparse_prefill_workspace(const PrefillInputs& inputs, const PrefillOutpu
 void sparse_prefill(const PrefillInputs& inputs, const PrefillOutputs& outputs, const PrefillOptions& options,
                     void* workspace, int64_t workspace_bytes, void* stream) {
   const cuda::NvtxRange nvtx("sparse_prefill");
-  const cuda::DeviceFacts device = cuda::current_device();
-  if (device.compute_capability != 90) {
-    fail("device: got compute capability {}.{}, the kernels are for 9.0", device.compute_capability / 10,
-         device.compute_capability % 10);
-  }
-  const PrefillCall call(inputs, outputs, options, device.num_sms);
-  if (workspace_bytes < call.layout().bytes || workspace == nullptr) {
-    fail("workspace: got {} bytes, need {}", workspace == nullptr ? 0 : workspace_bytes, call.layout().bytes);
-  }
-  if (reinterpret_cast<uintptr_t>(workspace) % kAlignment != 0) fail("workspace: not aligned to {} bytes", kAlignment);
-  call.run(workspace, stream);
+  make_call(inputs, outputs, options, workspace, workspace_bytes).run(workspace, stream);
+}
+
+std::string explain_sparse_prefill(const PrefillInputs& inputs, const PrefillOutputs& outputs,
+                                   const PrefillOptions& options, void* workspace, int64_t workspace_bytes,
+                                   void* stream) {
+  return make_call(inputs, outputs, options, workspace, workspace_bytes).explain(workspace, stream);
 }
 
 std::string why_no_prefill() { return cuda::why_no_device(); }
@@ -397,6 +491,11 @@ int64_t sparse_prefill_workspace(const PrefillInputs&, const PrefillOutputs&, co
 }
 
 void sparse_prefill(const PrefillInputs&, const PrefillOutputs&, const PrefillOptions&, void*, int64_t, void*) {
+  fail("sparse_prefill: {}", why_no_prefill());
+}
+
+std::string explain_sparse_prefill(const PrefillInputs&, const PrefillOutputs&, const PrefillOptions&, void*, int64_t,
+                                   void*) {
   fail("sparse_prefill: {}", why_no_prefill());
 }
 

@@ -3,7 +3,11 @@
 // one (the bench times them so).
 #pragma once
 
+#include <optional>
+
+#include "attend/sm90/choose_loop.h"
 #include "attend/sm90/kv_outer.h"
+#include "attend/sm90/q_outer.h"
 #include "combine/combine_sm90.h"
 #include "plan/map_sm90.h"
 #include "quant/quantize_q_sm90.h"
@@ -13,7 +17,7 @@ namespace tilesieve::sm90 {
 
 // Where everything of a call lies in its workspace, in bytes from the beginning.
 struct PrefillLayout {
-  int64_t kv_lens, cu_rows, offsets, q_index, place, blocks, num_tiles, claims, slice_block;
+  int64_t kv_lens, cu_rows, offsets, q_index, place, blocks, num_tiles, claims, slice_block, run_claims, choice;
   int64_t q_data = 0, q_row_scale = 0;  // of quantised queries
   int64_t partials;
   int64_t bytes = 0;
@@ -28,22 +32,34 @@ class PrefillCall {
   const PrefillLayout& layout() const { return layout_; }
   int32_t num_ranges() const;  // of query tokens
   bool quantizes_q() const { return quantizes_q_; }
+  std::optional<PrefillLoop> loop() const { return loop_; }  // none: the device chooses
+  int32_t tile_tokens() const { return tile_tokens_; }       // of q-outer
 
   // Launches of one range; head_begin is a multiple of heads_per_pass.
   void sequence_rows(void* workspace, Stream stream) const;
   void map(void* workspace, int32_t range, Stream stream) const;
   void quantize(void* workspace, int32_t range, Stream stream) const;
-  KvOuterInputs attend_inputs(void* workspace, int32_t range) const;
-  void attend(void* workspace, const KvOuterInputs& inputs, const KvOuterMaps& maps, int32_t head_begin,
-              Stream stream) const;
+  AttendTensors attend_tensors(void* workspace, int32_t range) const;
+  void kv_outer(void* workspace, const AttendTensors& tensors, const AttendMaps& maps, int32_t head_begin,
+                Stream stream) const;
   void combine(void* workspace, int32_t range, int32_t head_begin, Stream stream) const;
+  void choose(void* workspace, Stream stream) const;
+  void q_outer(void* workspace, const AttendTensors& tensors, const AttendMaps& maps, int32_t range,
+               Stream stream) const;
   // All of them.
   void run(void* workspace, Stream stream) const;
 
+  // What the device counts and chooses, where it is the device that does. Waits for the stream.
+  PrefillChoice counted(void* workspace, Stream stream) const;
+  // Which loop and why. Waits for the stream where the device chooses.
+  std::string explain(void* workspace, Stream stream) const;
+
  private:
   void check(const PrefillOptions& options);
+  void choose_by_shape(const PrefillOptions& options);
   void size_passes(int64_t workspace_limit);
   void lay_out();
+  PrefillOutput output() const;
   PrefillMap map_in(void* workspace) const;
   PrefillPartials partials_in(void* workspace) const;
   int32_t heads_from(int32_t head_begin) const;
@@ -55,6 +71,9 @@ class PrefillCall {
   PrefillBatch batch_;
   double softmax_scale_ = 0.0;
   bool quantizes_q_ = false;
+  std::optional<PrefillLoop> loop_;
+  const char* why_ = "";
+  int32_t tile_tokens_ = 0;
 };
 
 }  // namespace tilesieve::sm90

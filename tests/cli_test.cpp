@@ -342,6 +342,7 @@ TEST_F(Cli, RooflineOfACustomDevice) {
   ASSERT_EQ(report.at("cases").size(), 2u);
   EXPECT_EQ(report.at("cases").at(1).at("reuse"), 2);
   expect_refused("roofline --device custom --hbm 1", 2, {"--device custom", "--l2"});
+  expect_refused("roofline --measure --device H200", 2, {"--measure", "--device"});
   expect_refused("roofline --device H100", 2, {"--device", "H100", "B200", "H200", "custom"});
   expect_refused("roofline --reuse 17", 2, {"--reuse", "139264"});
   expect_refused("roofline --work-items 0.5", 2, {"--work-items", "0.5"});

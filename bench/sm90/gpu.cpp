@@ -4,6 +4,8 @@
 #include <cuda_runtime_api.h>
 #include <dlfcn.h>
 
+#include <ctime>
+
 #include "cuda/launch.h"
 
 namespace tilesieve::bench {
@@ -56,12 +58,15 @@ const Nvml& nvml() {
 }  // namespace
 
 Gpu current_gpu() {
+  char date[16];
+  const std::time_t now = std::time(nullptr);
+  std::strftime(date, sizeof date, "%Y-%m-%d", std::localtime(&now));
   cudaDeviceProp properties;
   check(cudaGetDeviceProperties(&properties, 0), "cudaGetDeviceProperties");
   int runtime = 0;
   check(cudaRuntimeGetVersion(&runtime), "cudaRuntimeGetVersion");
   return {properties.name, nvml().driver(), std::to_string(runtime / 1000) + "." + std::to_string(runtime % 1000 / 10),
-          properties.multiProcessorCount};
+          date, properties.multiProcessorCount};
 }
 
 int memory_mhz() { return nvml().memory_mhz(); }

@@ -10,6 +10,7 @@ struct Gpu {
   std::string name;
   std::string driver = "unknown";  // as nvidia-smi says it, "580.159.03"
   std::string cuda;                // of the runtime, "13.0"
+  std::string date;                // today, "2026-11-30"
   int num_sms = 0;
 };
 

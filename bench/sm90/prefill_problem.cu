@@ -10,6 +10,7 @@
 
 #include "cuda/launch.h"
 #include "sm90/prefill_problem.h"
+#include "tilesieve/error.h"
 
 namespace tilesieve::bench {
 
@@ -17,7 +18,7 @@ namespace {
 
 using cuda::check;
 
-constexpr int kMaxTopK = 16, kSamples = 64;
+constexpr int kMaxTopK = 32, kSamples = 64;
 
 __host__ __device__ uint64_t mix(uint64_t x) {
   x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9ull;
@@ -58,22 +59,30 @@ struct Row {
   }
 };
 
+struct PickArgs {
+  int64_t kv_len, q_len, kv_heads, block, neighbours, pool;
+  int top_k, shared;  // picks of a token, and how many of them its neighbours share
+  Selection selection;
+};
+
 // A thread for each (KV head, query token).
-__global__ void pick_kernel(int32_t* block_index, Selection selection, int64_t kv_len, int64_t q_len, int top_k) {
+__global__ void pick_kernel(int32_t* block_index, PickArgs args) {
   const int64_t at = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
-  if (at >= kKvHeads * q_len) return;
-  const int64_t head = at / q_len, token = at % q_len, visible = (kv_len - q_len + token) / kBlock + 1;
+  if (at >= args.kv_heads * args.q_len) return;
+  const int64_t head = at / args.q_len, token = at % args.q_len;
+  const int64_t visible = (args.kv_len - args.q_len + token) / args.block + 1;
   Row row;
-  if (visible <= top_k) {
+  if (visible <= args.top_k) {
     for (int32_t id = 0; id < visible; ++id) row.add(id);
   } else {
+    const int64_t pool = visible < args.pool ? visible : args.pool;
     row.add(static_cast<int32_t>(visible - 1));
-    for (int32_t id = 0; selection == Selection::sink && row.count < top_k; ++id) row.add(id);
-    Random own = {mix(2 * at)}, neighbours = {mix(2 * (head * q_len + token / 4) + 1)};
-    while (selection == Selection::overlapping && row.count < top_k * 7 / 8) row.add(neighbours.below(visible));
-    while (row.count < top_k) row.add(own.below(visible));
+    for (int32_t id = 0; args.selection == Selection::sink && row.count < args.top_k; ++id) row.add(id);
+    Random own = {mix(2 * at)}, neighbours = {mix(2 * (head * args.q_len + token / args.neighbours) + 1)};
+    while (args.selection == Selection::overlapping && row.count < args.shared) row.add(neighbours.below(pool));
+    while (row.count < args.top_k) row.add(own.below(pool));
   }
-  for (int i = 0; i < top_k; ++i) block_index[at * top_k + i] = i < row.count ? row.ids[i] : -1;
+  for (int i = 0; i < args.top_k; ++i) block_index[at * args.top_k + i] = i < row.count ? row.ids[i] : -1;
 }
 
 struct Sampled {
@@ -168,8 +177,8 @@ std::string Shape::name(const std::string& what) const {
 
 int64_t Shape::num_picks() const {
   int64_t picks = 0;
-  for (int64_t t = 0; t < q_len; ++t) picks += std::min(top_k, (kv_len - q_len + t) / kBlock + 1);
-  return kKvHeads * picks;
+  for (int64_t t = 0; t < q_len; ++t) picks += std::min(top_k, (kv_len - q_len + t) / block + 1);
+  return kv_heads * picks;
 }
 
 std::vector<Shape> all_shapes(bool full) {
@@ -199,13 +208,16 @@ std::vector<Shape> all_shapes(bool full) {
 PrefillProblem::PrefillProblem(const Shape& shape) : shape_(shape) {
   const DType q_dtype = shape.dtype == "e4m3" ? DType::f8_e4m3 : DType::bf16;
   const DType kv_dtype = shape.dtype == "bf16" ? DType::bf16 : DType::f8_e4m3;
-  const int64_t pages = (shape.kv_len + kBlock - 1) / kBlock, rows = kKvHeads * shape.q_len;
-  q_ = random_values(q_dtype, shape.q_len * shape.q_heads * kDim, 1);
-  k_ = random_values(kv_dtype, pages * kBlock * kKvHeads * kDim, uint64_t{1} << 40);
-  v_ = random_values(kv_dtype, pages * kBlock * kKvHeads * kDim, uint64_t{1} << 41);
+  const int64_t heads = shape.kv_heads, dim = shape.head_dim, block = shape.block;
+  const int64_t pages = (shape.kv_len + block - 1) / block, rows = heads * shape.q_len;
+  q_ = random_values(q_dtype, shape.q_len * shape.q_heads * dim, 1);
+  k_ = random_values(kv_dtype, pages * block * heads * dim, uint64_t{1} << 40);
+  v_ = random_values(kv_dtype, pages * block * heads * dim, uint64_t{1} << 41);
   index_ = allocate(rows * shape.top_k * 4);
-  pick_kernel<<<static_cast<unsigned>((rows + 127) / 128), 128>>>(
-      static_cast<int32_t*>(index_.get()), shape.selection, shape.kv_len, shape.q_len, static_cast<int>(shape.top_k));
+  const PickArgs picks = {shape.kv_len, shape.q_len, heads, block, shape.neighbours,
+                          std::max(shape.pool, shape.top_k), static_cast<int>(shape.top_k),
+                          static_cast<int>(static_cast<double>(shape.top_k) * shape.shared), shape.selection};
+  pick_kernel<<<static_cast<unsigned>((rows + 127) / 128), 128>>>(static_cast<int32_t*>(index_.get()), picks);
   check(cudaGetLastError(), "picks");
   cu_q_ = upload({0, static_cast<int32_t>(shape.q_len)});
   lens_ = upload({static_cast<int32_t>(shape.kv_len)});
@@ -213,33 +225,36 @@ PrefillProblem::PrefillProblem(const Shape& shape) : shape_(shape) {
   std::iota(table.begin(), table.end(), 0);
   std::shuffle(table.begin(), table.end(), std::mt19937(5));
   table_ = upload(table);
-  o_ = allocate(shape.q_len * shape.q_heads * kDim * 2);
+  o_ = allocate(shape.q_len * shape.q_heads * dim * 2);
   lse_ = allocate(shape.q_len * shape.q_heads * 4);
-  inputs.q = device_view(q_, q_dtype, {shape.q_len, shape.q_heads, kDim});
-  inputs.k = device_view(k_, kv_dtype, {pages, kBlock, kKvHeads, kDim});
-  inputs.v = device_view(v_, kv_dtype, {pages, kBlock, kKvHeads, kDim});
-  inputs.block_index = device_view(index_, DType::i32, {kKvHeads, shape.q_len, shape.top_k});
+  inputs.q = device_view(q_, q_dtype, {shape.q_len, shape.q_heads, dim});
+  inputs.k = device_view(k_, kv_dtype, {pages, block, heads, dim});
+  inputs.v = device_view(v_, kv_dtype, {pages, block, heads, dim});
+  inputs.block_index = device_view(index_, DType::i32, {heads, shape.q_len, shape.top_k});
   inputs.cu_seqlens_q = device_view(cu_q_, DType::i32, {2});
   inputs.kv_lens = device_view(lens_, DType::i32, {1});
   inputs.block_table = device_view(table_, DType::i32, {1, pages});
-  outputs.o = device_view(o_, DType::bf16, {shape.q_len, shape.q_heads, kDim});
+  outputs.o = device_view(o_, DType::bf16, {shape.q_len, shape.q_heads, dim});
   outputs.lse = device_view(lse_, DType::f32, {shape.q_len, shape.q_heads});
   check(cudaDeviceSynchronize(), "problem");
 }
 
 double PrefillProblem::flop() const {
-  return 4.0 * static_cast<double>(shape_.group_size() * kDim * kBlock * shape_.num_picks());
+  return 4.0 * static_cast<double>(shape_.group_size() * shape_.head_dim * shape_.block * shape_.num_picks());
 }
 
 double PrefillProblem::partial_bytes() const {
-  return static_cast<double>(shape_.num_picks() * shape_.group_size() * (kDim * 2 + 8));
+  return static_cast<double>(shape_.num_picks() * shape_.group_size() * (shape_.head_dim * 2 + 8));
 }
 
 double PrefillProblem::output_bytes() const {
-  return static_cast<double>(shape_.q_len * shape_.q_heads * (kDim * 2 + 4));
+  return static_cast<double>(shape_.q_len * shape_.q_heads * (shape_.head_dim * 2 + 4));
 }
 
 double PrefillProblem::error() const {
+  if (shape_.head_dim != kDim || shape_.block != kBlock || shape_.kv_heads != kKvHeads) {
+    throw Error("error: of four KV heads, head_dim and block 128 alone");
+  }
   const Memory memory = allocate(kSamples * kDim * static_cast<int64_t>(sizeof(Sampled)));
   const ReferenceArgs args = {inputs.block_index.as<const int32_t>(),
                               inputs.block_table.as<const int32_t>(),

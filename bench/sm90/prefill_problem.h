@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the Hopper benchmarks attend to: a model's shape, random tensors in shuffled pages, and picks, all made on the
+// What the Hopper benchmarks attend to: a model's shape or another, random tensors in shuffled pages, and picks, all made on the
 // device; and how far an output is from float64.
 #pragma once
 
@@ -24,9 +24,13 @@ struct Shape {
   int64_t q_heads = 64, top_k = 16;
   Selection selection = Selection::uniform;
   std::string dtype;  // "e4m3", "bf16", "bf16-e4m3" = bf16 queries, e4m3 keys and values
+  int64_t kv_heads = kKvHeads, head_dim = kDim, block = kBlock;
+  int64_t neighbours = 4;      // of "overlapping": tokens that share
+  double shared = 7.0 / 8;     // what share of their picks
+  int64_t pool = 1 << 30;      // picks are among so many blocks
 
   std::string name(const std::string& what) const;  // "m3/call/bf16-e4m3/55040x171/uniform"
-  int64_t group_size() const { return q_heads / kKvHeads; }
+  int64_t group_size() const { return q_heads / kv_heads; }
   int64_t num_picks() const;
 };
 
@@ -42,7 +46,7 @@ class PrefillProblem {
   // What attend writes and combine reads: bf16 partials with their m and l.
   double partial_bytes() const;
   double output_bytes() const;
-  // Largest difference of o to float64 over 64 rows, in root mean squares of those rows.
+  // Largest difference of o to float64 over 64 rows, in root mean squares of those rows. Of head_dim = block alone.
   double error() const;
 
   sm90::PrefillInputs inputs;

@@ -4,7 +4,6 @@
 #include <fmt/format.h>
 
 #include <cmath>
-#include <ctime>
 #include <fstream>
 
 #include "tilesieve/error.h"
@@ -17,19 +16,12 @@ namespace {
 
 bool is_rate(const std::string& metric) { return metric == "TFLOP/s" || metric == "GB/s"; }
 
-std::string today() {
-  char date[16];
-  const std::time_t now = std::time(nullptr);
-  std::strftime(date, sizeof date, "%Y-%m-%d", std::localtime(&now));
-  return date;
-}
-
 }  // namespace
 
 Report::Report(std::string path, const Gpu& gpu, int memory_mhz, const std::string& commit,
                const std::vector<std::string>& baselines)
     : path_(std::move(path)) {
-  json_ = {{"device", gpu.name}, {"date", today()},  {"driver", gpu.driver},
+  json_ = {{"device", gpu.name}, {"date", gpu.date},  {"driver", gpu.driver},
            {"cuda", gpu.cuda},   {"commit", commit}, {"memory_mhz", memory_mhz}};
   json_["rows"] = json::array();
   for (const std::string& name : baselines) {

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The sparse prefill on a Hopper GPU: kv-outer attention over given block ids, in four stages on the caller's stream.
+// The sparse prefill on a Hopper GPU: attention over given block ids, on the caller's stream, with queries or key blocks
+// in the outer loop.
 // A call allocates nothing, copies nothing to the host and never waits; sizes come from shapes alone, everything that
 // depends on data is decided on the device. So a call can be captured in a CUDA graph and replayed with other data,
 // other ids and other lengths within the same shapes.
@@ -8,6 +9,7 @@
 #include <cstdint>
 #include <string>
 
+#include "tilesieve/plan.h"
 #include "tilesieve/tensor.h"
 
 namespace [[gnu::visibility("default")]] tilesieve {
@@ -42,12 +44,18 @@ struct PrefillOptions {
   int64_t kv_block_size = 128;  // 128 or 64
   bool causal = true;           // bottom-right: query i of a sequence stands at position kv_len - q_len + i
   double softmax_scale = 0.0;   // 0 = 1 / sqrt(head_dim)
+  // Automatic: kv-outer or q-outer, whichever a model says is faster; where shapes do not say it, the device counts how
+  // much the picks of neighbouring tokens overlap, and the kernels of the other loop return at once.
+  LoopOrder loop_order = LoopOrder::automatic;
+  // q-outer: neighbouring query tokens that are computed together, over the union of their blocks: 1 up to what 64 rows
+  // (token, head) hold. Changes no bit. 0 = chosen by shapes.
+  int64_t tile_tokens = 0;
   // Bytes of the partials that lie in memory at a time. A call that needs more works in passes: by KV heads first,
   // then by ranges of 256 query tokens and more.
   int64_t workspace_limit = int64_t{5} << 28;
   // Key blocks of all sequences together, where the caller knows a bound. 0 = what the shapes allow: with pages
-  // num_sequences * max_pages, which costs time and workspace when it is far above the truth. Tokens of sequences that
-  // do not fit get NaN where they picked a block past the bound.
+  // num_sequences * max_pages, which costs time and workspace when it is far above the truth. In kv-outer, tokens of
+  // sequences that do not fit get NaN where they picked a block past the bound; q-outer needs no bound.
   int64_t max_kv_blocks = 0;
 };
 
@@ -60,6 +68,12 @@ int64_t sparse_prefill_workspace(const PrefillInputs& inputs, const PrefillOutpu
 // exists; nothing has been enqueued then.
 void sparse_prefill(const PrefillInputs& inputs, const PrefillOutputs& outputs, const PrefillOptions& options,
                     void* workspace, int64_t workspace_bytes, void* stream);
+
+// Why a call with these arguments takes the loop that it takes, with the numbers. Where the device decides, this enqueues
+// the same decision on `stream` and waits for it. Throws as sparse_prefill does.
+std::string explain_sparse_prefill(const PrefillInputs& inputs, const PrefillOutputs& outputs,
+                                   const PrefillOptions& options, void* workspace, int64_t workspace_bytes,
+                                   void* stream);
 
 // Empty when this build and the current device can run the call, else why not.
 std::string why_no_prefill();

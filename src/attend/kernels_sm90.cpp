@@ -6,6 +6,7 @@
 #include "tensor/prefill_sm90.h"
 #ifdef TILESIEVE_HAS_CUDA
 #include "attend/sm90/kv_outer.h"
+#include "attend/sm90/q_outer.h"
 #include "cuda/device.h"
 #endif
 
@@ -17,11 +18,11 @@ std::vector<Kernel> sm90_kernels() {
   const std::string unavailable = cuda::why_no_device();
   PrefillSizes one_head;
   one_head.group_size = 1;
-  for (const PrefillKernel& row : prefill_kernels()) {
+  const auto add = [&](const PrefillKernel& row, LoopOrder loop_order) {
     Kernel kernel;
     kernel.name = row.name;
     kernel.device = DeviceKind::cuda;
-    kernel.loop_order = LoopOrder::kv_outer;
+    kernel.loop_order = loop_order;
     kernel.dtype = kernel.arithmetic = row.dtype;
     kernel.q_dtypes = {DType::bf16};
     if (row.dtype == DType::f8_e4m3) kernel.q_dtypes.push_back(DType::f8_e4m3);  // bf16 ones are quantised
@@ -30,7 +31,9 @@ std::vector<Kernel> sm90_kernels() {
     kernel.tile_rows = kernel.tile_row_step = one_head.tile_tokens();
     kernel.unavailable = unavailable;
     table.push_back(kernel);
-  }
+  };
+  for (const PrefillKernel& row : kv_outer_kernels()) add(row, LoopOrder::kv_outer);
+  for (const PrefillKernel& row : q_outer_kernels()) add(row, LoopOrder::q_outer);
 #endif
   return table;
 }

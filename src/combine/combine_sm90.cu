@@ -4,9 +4,6 @@
 // value 0), and loads in flight all the time. From eight heads a group a partial is one piece of memory, and a warp
 // keeps batches of bulk copies coming (combine_stream_kernel); below, threads load for themselves
 // (combine_gather_kernel).
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
-
 #include <algorithm>
 
 #include "base/rounding.h"
@@ -40,12 +37,6 @@ struct GatherShared {
   int32_t entries[kMaxUnits][kMaxPicks];  // the live ones, ascending: the order of the ids must not show
   float2 ml[kMaxPicks][kMaxRows];         // m and l of their rows; -inf and 0 behind the live ones
 };
-
-__device__ uint32_t pack(float low, float high, bool f16) {
-  if (!f16) return cuda::pack_bf16(low, high);
-  const __half2 halves = __floats2half2_rn(low, high);
-  return *reinterpret_cast<const uint32_t*>(&halves);
-}
 
 // State of a row over its partials so far.
 struct Merged {
@@ -107,7 +98,7 @@ __device__ void write(const CombineArgs& args, const Lane& lane, int32_t head, i
   for (int j = 0; j < 4; ++j) {
     const float low = total == 0.0f ? 0.0f : merged.sum[2 * j] * scale;
     const float high = total == 0.0f ? 0.0f : merged.sum[2 * j + 1] * scale;
-    *reinterpret_cast<uint32_t*>(o + j * 8) = pack(low, high, out.f16);
+    *reinterpret_cast<uint32_t*>(o + j * 8) = cuda::pack_halves(low, high, out.f16);
   }
 }
 
@@ -115,6 +106,7 @@ __global__ void __launch_bounds__(kThreads, 2) combine_gather_kernel(const __gri
   constexpr int kHalf = kMaxPicks / 2;
   cuda::wait_for_previous();
   cuda::let_next_begin();
+  if (!is_chosen(args.map.choice, PrefillLoop::kv_outer)) return;
   __shared__ GatherShared shared;
   const PrefillSizes& sizes = args.sizes;
   const int group = sizes.group_size, dim = sizes.head_dim;
@@ -358,6 +350,7 @@ __global__ void __launch_bounds__(kStreamThreads, kStreamCtas)
   __syncthreads();
   cuda::wait_for_previous();
   cuda::let_next_begin();
+  if (!is_chosen(args.map.choice, PrefillLoop::kv_outer)) return;
   if (threadIdx.x >= kThreads) {
     stream_partials(args, shared);
   } else {

@@ -6,13 +6,6 @@
 
 namespace tilesieve {
 
-struct PrefillOutput {
-  void* o = nullptr;     // [total_q, num_q_heads, head_dim] bf16 or f16
-  float* lse = nullptr;  // [total_q, num_q_heads], may be null
-  int64_t o_token_stride = 0, o_head_stride = 0, lse_token_stride = 0, lse_head_stride = 0;
-  bool f16 = false;
-};
-
 // Query tokens [q_begin, q_begin + range_tokens) under KV heads [head_begin, head_begin + num_heads), whose partials
 // begin at row 0.
 void launch_combine(const PrefillSizes& sizes, const PrefillMap& map, const PrefillPartials& partials,

@@ -55,6 +55,11 @@ __device__ inline void barrier_wait(uint64_t* barrier, uint32_t parity) {
 #endif
 }
 
+// Threads of some warps meet, at one of the numbered barriers (0 is __syncthreads).
+__device__ inline void sync_threads(int number, int threads) {
+  asm volatile("bar.sync %0, %1;" ::"r"(number), "r"(threads) : "memory");
+}
+
 // Orders this thread's ordinary accesses of shared memory before accesses by wgmma and the copy engine.
 __device__ inline void fence_async_proxy() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 

@@ -34,6 +34,16 @@ __device__ inline uint32_t pack_bf16(float low, float high) {
   return packed;
 }
 
+__device__ inline uint32_t pack_f16(float low, float high) {
+  uint32_t packed;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
+  return packed;
+}
+
+__device__ inline uint32_t pack_halves(float low, float high, bool f16) {
+  return f16 ? pack_f16(low, high) : pack_bf16(low, high);
+}
+
 // One asm block that ends in the move: so ptxas merges the halves without a permutation.
 __device__ inline uint32_t pack_e4m3(float a, float b, float c, float d) {
   uint32_t packed;

@@ -80,7 +80,11 @@ __global__ void __launch_bounds__(kScanThreads)
     if (s < sizes.num_sequences) map.cu_rows[s] = carry + before.blocks;
     carry += total.blocks;
   }
-  if (threadIdx.x == 0) map.cu_rows[sizes.num_sequences] = carry;
+  if (threadIdx.x == 0) {
+    map.cu_rows[sizes.num_sequences] = carry;
+    map.run_claims[0] = map.run_claims[1] = 0;
+    if (map.choice != nullptr) *map.choice = {};
+  }
 }
 
 // The last sequence that begins at or before `value`: empty ones before it are skipped.
@@ -193,6 +197,7 @@ __global__ void __launch_bounds__(kThreads)
                  const __grid_constant__ PrefillMap map, int32_t q_begin, int32_t window) {
   cuda::wait_for_previous();
   cuda::let_next_begin();
+  if (!is_chosen(map.choice, PrefillLoop::kv_outer)) return;
   extern __shared__ __align__(16) uint32_t masks[];  // [window, kMaskWords]
   const int32_t head = static_cast<int32_t>(blockIdx.y);
   const Chunk chunk = chunk_of(sizes, batch, q_begin);
@@ -224,6 +229,7 @@ __global__ void __launch_bounds__(kThreads)
                    const __grid_constant__ PrefillMap map, int32_t q_begin, int32_t window) {
   cuda::wait_for_previous();
   cuda::let_next_begin();
+  if (!is_chosen(map.choice, PrefillLoop::kv_outer)) return;
   extern __shared__ __align__(16) uint32_t masks[];  // [window, kMaskWords]
   const int32_t head = static_cast<int32_t>(blockIdx.y);
   const Chunk chunk = chunk_of(sizes, batch, q_begin);
@@ -278,6 +284,7 @@ __global__ void __launch_bounds__(kScanThreads)
                     const __grid_constant__ PrefillMap map) {
   cuda::wait_for_previous();
   cuda::let_next_begin();
+  if (!is_chosen(map.choice, PrefillLoop::kv_outer)) return;
   constexpr int kAhead = 16;  // loads in flight
   const int32_t head = static_cast<int32_t>(blockIdx.x), chunks = sizes.num_chunks();
   int32_t* counts = offsets_of(sizes, map, head, 0);

@@ -67,6 +67,24 @@ struct PrefillBatch {
   int64_t index_head_stride = 0, index_token_stride = 0, index_slot_stride = 1;
 };
 
+// The loops of a call. Where the device chooses, both are launched and the kernels of one return at once.
+enum class PrefillLoop : int32_t { kv_outer, q_outer };
+
+// Counted on sampled runs and scaled up to all, what the model makes of it, and what was chosen.
+struct PrefillChoice {
+  PrefillLoop loop;
+  int32_t done;        // CTAs of the choosing kernel; 0 before it
+  int32_t sampled[4];  // runs, picks, blocks of tiles, blocks of runs; 0 before it
+  float runs, picks, blocks, tile_blocks, run_blocks;  // see LoopModel
+  float kv_us, q_us;
+};
+
+#ifdef __CUDACC__
+__device__ inline bool is_chosen(const PrefillChoice* choice, PrefillLoop loop) {
+  return choice == nullptr || choice->loop == loop;
+}
+#endif
+
 // Made by map and schedule, for the query tokens of one range.
 struct PrefillMap {
   int32_t* kv_lens = nullptr;      // [num_sequences], never negative, never beyond the block table
@@ -78,6 +96,8 @@ struct PrefillMap {
   int32_t* num_tiles = nullptr;    // [num_kv_heads]
   int32_t* claims = nullptr;       // [num_kv_heads, 2] counters of attend
   int32_t* slice_block = nullptr;  // [num_kv_heads, num_slices] the block that holds the first tile of a slice
+  int32_t* run_claims = nullptr;   // [2] counters of q-outer, 0 before it
+  PrefillChoice* choice = nullptr;  // what the device chose; null where the host did
 };
 inline constexpr int32_t kNoPlace = -1;        // the pick contributes nothing
 inline constexpr int32_t kPlaceOverflow = -2;  // the batch has more key blocks than num_rows: the output becomes NaN
@@ -96,6 +116,14 @@ constexpr int64_t octet_bytes(int64_t head_dim) { return 16 * head_dim + 64; }
 struct PrefillScale {
   const float* data = nullptr;
   int64_t head_stride = 0;
+};
+
+// Where results go.
+struct PrefillOutput {
+  void* o = nullptr;     // [total_q, num_q_heads, head_dim] bf16 or f16
+  float* lse = nullptr;  // [total_q, num_q_heads], may be null
+  int64_t o_token_stride = 0, o_head_stride = 0, lse_token_stride = 0, lse_head_stride = 0;
+  bool f16 = false;
 };
 
 using Stream = void*;  // cudaStream_t

@@ -69,13 +69,23 @@ TEST_F(NvtxRanges, Nest) {
 TEST_F(NvtxRanges, ShowTheStagesOfACall) {
   const std::string why = sm90::why_no_prefill();
   if (!why.empty()) GTEST_SKIP() << "skipped: " << why;
-  DeviceCase device(
-      make_prefill_case("hq=16 hkv=1 d=128 block=128 q=40 kv=400 topk=4", DType::bf16, DType::f8_e4m3, 1));
-  events.clear();
-  device.launch();
-  static_cast<void>(device.output());
-  EXPECT_EQ(events, (std::vector<std::string>{"(sparse_prefill", "(sequence rows", ")", "(map and schedule", ")",
-                                              "(quantize q", ")", "(attend", ")", "(combine", ")", ")"}));
+  const auto events_of = [](LoopOrder loop_order) {
+    DeviceCase device(make_prefill_case("hq=16 hkv=1 d=128 block=128 q=40 kv=4000 topk=4",
+                                        {"", DType::bf16, DType::f8_e4m3, loop_order}, 1));
+    events.clear();
+    device.launch();
+    static_cast<void>(device.output());
+    return events;
+  };
+  using Events = std::vector<std::string>;
+  EXPECT_EQ(events_of(LoopOrder::kv_outer),
+            (Events{"(sparse_prefill", "(sequence rows", ")", "(quantize q", ")", "(map and schedule", ")", "(attend",
+                    ")", "(combine", ")", ")"}));
+  EXPECT_EQ(events_of(LoopOrder::q_outer), (Events{"(sparse_prefill", "(sequence rows", ")", "(quantize q", ")",
+                                                   "(attend q-outer", ")", ")"}));
+  EXPECT_EQ(events_of(LoopOrder::automatic),
+            (Events{"(sparse_prefill", "(sequence rows", ")", "(choose loop", ")", "(quantize q", ")",
+                    "(attend q-outer", ")", "(map and schedule", ")", "(attend", ")", "(combine", ")", ")"}));
 }
 
 }  // namespace

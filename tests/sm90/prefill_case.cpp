@@ -137,11 +137,12 @@ void set_rows(PrefillCase& c, const std::vector<int32_t>& ids) {
   poison(c);
 }
 
-PrefillCase make_prefill_case(const std::string& line, DType q_dtype, DType kv_dtype, uint32_t seed, Fill fill) {
+PrefillCase make_prefill_case(const std::string& line, const Kind& kind, uint32_t seed, Fill fill) {
   PrefillCase c;
   c.problem = Problem::parse(line);
-  c.q_dtype = q_dtype;
-  c.kv_dtype = kv_dtype;
+  c.q_dtype = kind.q;
+  c.kv_dtype = kind.kv;
+  c.loop_order = kind.loop_order;
   const Problem& p = c.problem;
   std::mt19937 random(seed);
   std::normal_distribution<float> normal;
@@ -156,10 +157,10 @@ PrefillCase make_prefill_case(const std::string& line, DType q_dtype, DType kv_d
     return values;
   };
   const auto count = [&](int64_t tokens, int64_t heads) { return static_cast<size_t>(tokens * heads * p.head_dim); };
-  const bool everywhere = fill == Fill::outliers && kv_dtype == DType::bf16;
-  c.q = draw(count(p.total_q(), p.num_q_heads), q_dtype, fill == Fill::large_logits ? 1000.0f : 1.0f, everywhere);
-  c.clean_k = draw(count(p.total_kv(), p.num_kv_heads), kv_dtype, 1.0f, everywhere);
-  c.clean_v = draw(count(p.total_kv(), p.num_kv_heads), kv_dtype, 1.0f, fill == Fill::outliers);
+  const bool everywhere = fill == Fill::outliers && kind.kv == DType::bf16;
+  c.q = draw(count(p.total_q(), p.num_q_heads), kind.q, fill == Fill::large_logits ? 1000.0f : 1.0f, everywhere);
+  c.clean_k = draw(count(p.total_kv(), p.num_kv_heads), kind.kv, 1.0f, everywhere);
+  c.clean_v = draw(count(p.total_kv(), p.num_kv_heads), kind.kv, 1.0f, fill == Fill::outliers);
   if (fill == Fill::equal) {
     std::fill(c.q.begin(), c.q.end(), 1.0f);
     std::fill(c.clean_k.begin(), c.clean_k.end(), 1.0f);
@@ -266,6 +267,8 @@ DeviceCase::DeviceCase(const PrefillCase& c) : shape_(c) {
   options.softmax_scale = p.softmax_scale;
   if (c.workspace_limit != 0) options.workspace_limit = c.workspace_limit;
   options.max_kv_blocks = c.max_kv_blocks;
+  options.loop_order = c.loop_order;
+  options.tile_tokens = c.tile_tokens;
   workspace_ = DeviceMemory(sm90::sparse_prefill_workspace(inputs, outputs, options) + kGuard);
   workspace_.fill(0xff);  // whatever it holds must not matter: NaN in every format, -1 in every index
   upload(c);

@@ -51,6 +51,8 @@ struct PrefillCase {
   int64_t padding_tokens = 0;  // query tokens behind the last sequence
   std::vector<float> q_scale, k_scale, v_scale;    // empty, one, or one a KV head
   int64_t workspace_limit = 0, max_kv_blocks = 0;  // 0 = default
+  LoopOrder loop_order = LoopOrder::automatic;
+  int64_t tile_tokens = 0;
 
   std::vector<std::vector<int32_t>> rows;  // [num_kv_heads * total_q]
   // What the stored values are, before scales: [tokens, heads, head_dim].
@@ -58,9 +60,15 @@ struct PrefillCase {
   std::vector<float> clean_k, clean_v;  // before poison
 };
 
+// Formats and the loop.
+struct Kind {
+  const char* name;
+  DType q, kv;
+  LoopOrder loop_order;
+};
+
 // Values of the formats, hostile rows of the block index, NaN wherever no query of the sequence looks.
-PrefillCase make_prefill_case(const std::string& line, DType q_dtype, DType kv_dtype, uint32_t seed,
-                              Fill fill = Fill::normal);
+PrefillCase make_prefill_case(const std::string& line, const Kind& kind, uint32_t seed, Fill fill = Fill::normal);
 // The same ids for every (KV head, query token), poisoned anew.
 void set_rows(PrefillCase& c, const std::vector<int32_t>& ids);
 

@@ -99,17 +99,17 @@ constexpr Family kFamilies[] = {
      }},
 };
 
-using FamilyOfKernel = std::tuple<Family, Formats, int64_t>;
+using FamilyOfKernel = std::tuple<Family, Kind, int64_t>;
 class PrefillFamilies : public Prefill, public ::testing::WithParamInterface<FamilyOfKernel> {
  protected:
   template <class Change>
   void expect_family_right(uint32_t seed, Change change) {
-    const auto& [family, formats, size] = GetParam();
+    const auto& [family, kind, size] = GetParam();
     PrefillErrors errors;
     for (const std::string& line : family.lines(size)) {
       ++seed;
       PrefillCase c = make_prefill_case(line + " d=" + std::to_string(size) + " block=" + std::to_string(size),
-                                        formats.q, formats.kv, seed);
+                                        kind, seed);
       c.paged = seed % 2 == 0;
       c.packed_kv = c.paged && seed % 4 == 0;
       c.padded_q = seed % 3 == 0;
@@ -139,7 +139,7 @@ TEST_P(PrefillFamilies, DenseMatchesFloat64) {
 
 // Kernels of equal head_dim and block; PrefillKernels has the others.
 INSTANTIATE_TEST_SUITE_P(All, PrefillFamilies,
-                         ::testing::Combine(::testing::ValuesIn(kFamilies), ::testing::ValuesIn(kFormats),
+                         ::testing::Combine(::testing::ValuesIn(kFamilies), ::testing::ValuesIn(kKinds),
                                             ::testing::Values(128, 64)),
                          [](const auto& param_info) {
                            return std::string(std::get<0>(param_info.param).name) + "_" +

@@ -25,17 +25,18 @@ class Prefill : public ::testing::Test {
   }
 };
 
-struct Formats {
-  const char* name;
-  DType q, kv;
+inline constexpr Kind kKinds[] = {
+    {"bf16", DType::bf16, DType::bf16, LoopOrder::kv_outer},
+    {"e4m3", DType::f8_e4m3, DType::f8_e4m3, LoopOrder::kv_outer},
+    {"bf16-e4m3", DType::bf16, DType::f8_e4m3, LoopOrder::kv_outer},
+    {"q_outer-bf16", DType::bf16, DType::bf16, LoopOrder::q_outer},
+    {"q_outer-e4m3", DType::f8_e4m3, DType::f8_e4m3, LoopOrder::q_outer},
+    {"q_outer-bf16-e4m3", DType::bf16, DType::f8_e4m3, LoopOrder::q_outer},
 };
-inline constexpr Formats kFormats[] = {{"bf16", DType::bf16, DType::bf16},
-                                       {"e4m3", DType::f8_e4m3, DType::f8_e4m3},
-                                       {"bf16-e4m3", DType::bf16, DType::f8_e4m3}};
 
 // As a part of a test's name.
-inline std::string name_of(const Formats& formats) {
-  std::string name = formats.name;
+inline std::string name_of(const Kind& kind) {
+  std::string name = kind.name;
   std::replace(name.begin(), name.end(), '-', '_');
   return name;
 }

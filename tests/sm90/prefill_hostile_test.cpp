@@ -15,14 +15,14 @@ constexpr float kNan = std::numeric_limits<float>::quiet_NaN(), kInfinity = std:
 constexpr int32_t kLowest = std::numeric_limits<int32_t>::min(), kHighest = std::numeric_limits<int32_t>::max();
 constexpr int64_t kDim = 128;
 
-class PrefillHostile : public Prefill, public ::testing::WithParamInterface<Formats> {
+class PrefillHostile : public Prefill, public ::testing::WithParamInterface<Kind> {
  protected:
   PrefillCase make(const std::string& sizes, uint32_t seed) const {
-    return make_prefill_case(sizes + " d=128 block=128", GetParam().q, GetParam().kv, seed);
+    return make_prefill_case(sizes + " d=128 block=128", GetParam(), seed);
   }
 };
 
-INSTANTIATE_TEST_SUITE_P(All, PrefillHostile, ::testing::ValuesIn(kFormats),
+INSTANTIATE_TEST_SUITE_P(All, PrefillHostile, ::testing::ValuesIn(kKinds),
                          [](const auto& param_info) { return name_of(param_info.param); });
 
 // A -1 that is read as block 0 or as the last block finds NaN there.

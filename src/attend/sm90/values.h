@@ -3,17 +3,12 @@
 // and e4m3 values are transposed, as wgmma reads 8-bit operands only with their k side by side.
 #pragma once
 
-#include "attend/sm90/work.h"
+#include "attend/sm90/tile.h"
 #include "cuda/matrix.h"
 
 namespace tilesieve::sm90 {
 
 inline constexpr int kValueWarps = 2;
-
-template <int kPanelBytes>
-__device__ inline uint32_t swizzle(uint32_t offset) {
-  return offset ^ ((offset >> 7) & (kPanelBytes / 16 - 1)) << 4;
-}
 
 // bf16: in place.
 template <class Config>
@@ -29,64 +24,63 @@ __device__ void clear_tail(uint8_t* values, int valid_keys, int thread) {
 
 // e4m3: [key][d] to [d][slot]. Slot p of each 16 keys holds key 2 (p / 4) + p % 2 + (p % 4 >= 2 ? 8 : 0): the order in
 // which an accumulator of S lies in registers, so that P needs no shuffle; and what ldmatrix.trans and two permutations
-// give. A step takes 32 keys x 16 channels: four matrices in, four out.
-template <class Config>
+// give. A step takes 32 keys x 16 channels: four matrices in, four out. What the swizzles add depends on the lane
+// alone, and few instructions are what this is about: in q-outer a block may serve a single tile.
+template <class Config, bool kTail>
 __device__ void transpose(const uint8_t* values, uint8_t* transposed, int valid_keys, int warp, int lane) {
-  constexpr int kKeySteps = Config::kBlock / 32, kSteps = kKeySteps * (Config::kHeadDim / 16);
-  constexpr int kBatch = 4;  // loads before the first store
-  const uint32_t source = cuda::shared_address(values), target = cuda::shared_address(transposed);
+  constexpr int kKeySteps = Config::kBlock / 32;
   // Odd channels go first in lanes 16 to 31, or the eight rows of a stored matrix would share banks.
   const uint32_t first = lane < 16 ? 0x6420 : 0x7531, second = lane < 16 ? 0x7531 : 0x6420;
   const int matrix = lane / 8, row = lane % 8;
-  for (int begin = warp * kBatch; begin < kSteps; begin += kValueWarps * kBatch) {
-    uint32_t words[kBatch][4];
+  // Matrix 2 half + j holds channel d + 2 row + j, with j flipped in its last four rows.
+  const int channel = 2 * row + (matrix % 2 ^ (row >= 4 ? 1 : 0));
+  const uint32_t from = swizzle<Config::kPanelBytes>((matrix * 8 + row) * Config::kPanelBytes);
+  const uint32_t to = swizzle<Config::kBlock>(channel * Config::kBlock + matrix / 2 * 16);
+  const uint32_t source = cuda::shared_address(values), target = cuda::shared_address(transposed);
 #pragma unroll
-    for (int i = 0; i < kBatch; ++i) {
-      const int keys = (begin + i) % kKeySteps * 32, d = (begin + i) / kKeySteps * 16;
-      const uint32_t offset = (keys + matrix * 8 + row) * Config::kPanelBytes + d;
-      cuda::load_transposed(source + swizzle<Config::kPanelBytes>(offset), words[i]);
+  for (int i = 0; i < Config::kHeadDim / 16 / kValueWarps; ++i) {
+    const int d = (i * kValueWarps + warp) * 16;
+    uint32_t words[kKeySteps][4];
+#pragma unroll
+    for (int step = 0; step < kKeySteps; ++step) {  // all loads before the first store
+      cuda::load_transposed(source + (from ^ d) + step * 32 * Config::kPanelBytes, words[step]);
     }
 #pragma unroll
-    for (int i = 0; i < kBatch; ++i) {
-      const int keys = (begin + i) % kKeySteps * 32, d = (begin + i) / kKeySteps * 16;
+    for (int step = 0; step < kKeySteps; ++step) {
       uint32_t out[4];
 #pragma unroll
-      for (int half = 0; half < 2; ++half) {                          // 16 keys each
-        uint32_t a = words[i][2 * half], b = words[i][2 * half + 1];  // keys 2q, 2q + 1 and 8 more, q = lane % 4
-        const int key = keys + half * 16 + lane % 4 * 2;
-        if (key >= valid_keys) a = 0;
-        if (key + 1 >= valid_keys) a &= 0xffff;
-        if (key + 8 >= valid_keys) b = 0;
-        if (key + 9 >= valid_keys) b &= 0xffff;
+      for (int half = 0; half < 2; ++half) {                                // 16 keys each
+        uint32_t a = words[step][2 * half], b = words[step][2 * half + 1];  // keys 2q, 2q + 1 and 8 more, q = lane % 4
+        if constexpr (kTail) {
+          const int key = step * 32 + half * 16 + lane % 4 * 2;
+          if (key >= valid_keys) a = 0;
+          if (key + 1 >= valid_keys) a &= 0xffff;
+          if (key + 8 >= valid_keys) b = 0;
+          if (key + 9 >= valid_keys) b &= 0xffff;
+        }
         out[2 * half] = __byte_perm(a, b, first);
         out[2 * half + 1] = __byte_perm(a, b, second);
       }
-      // Matrix 2 half + j holds channel d + 2 row + j, with j flipped in its last four rows.
-      const int channel = d + 2 * row + (matrix % 2 ^ (row >= 4 ? 1 : 0));
-      const uint32_t offset = channel * Config::kBlock + keys + matrix / 2 * 16;
-      cuda::store_matrices(target + swizzle<Config::kBlock>(offset), out);
+      cuda::store_matrices(target + (to ^ step * 32) + d * Config::kBlock, out);
     }
   }
 }
 
+// What value warps do with a block: e4m3 values go to `transposed`, bf16 ones stay where they are.
 template <class Config>
-__device__ void prepare_values(Shared<Config>& shared, int warp) {
-  const int lane = static_cast<int>(threadIdx.x) % 32;
-  Ring<kKvStages> ring;
-  while (true) {
-    cuda::barrier_wait(&shared.v_landed[ring.stage], ring.parity);
-    const int valid_keys = shared.valid_keys[ring.stage];
-    if (valid_keys < 0) return;
-    if constexpr (Config::kE4m3) {
-      transpose<Config>(shared.v[ring.stage], shared.v_transposed[ring.stage], valid_keys, warp, lane);
-    } else if (valid_keys < Config::kBlock) {
-      clear_tail<Config>(shared.v[ring.stage], valid_keys, warp * 32 + lane);
+__device__ void make_ready(uint8_t* values, uint8_t* transposed, int valid_keys, int warp, int lane) {
+  const bool whole = valid_keys >= Config::kBlock;
+  if constexpr (Config::kE4m3) {
+    if (whole) {
+      transpose<Config, false>(values, transposed, valid_keys, warp, lane);
+    } else {
+      transpose<Config, true>(values, transposed, valid_keys, warp, lane);
     }
-    cuda::fence_async_proxy();
-    __syncwarp();
-    if (lane == 0) cuda::barrier_arrive(&shared.v_full[ring.stage]);
-    ring.advance();
+  } else if (!whole) {
+    clear_tail<Config>(values, valid_keys, warp * 32 + lane);
   }
+  cuda::fence_async_proxy();
+  __syncwarp();
 }
 
 }  // namespace tilesieve::sm90

@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-// The producer warp: keys and values of a block once a piece, and the queries of its tiles, as far ahead as the rings
+// The kv-outer producer warp: keys and values of a block once a piece, and the queries of its tiles, as far ahead as the rings
 // allow. Every barrier wait of it is for something that others do without it.
 #pragma once
 
-#include "attend/sm90/work.h"
+#include "attend/sm90/kv_outer_work.h"
 #include "cuda/copy.h"
 
 namespace tilesieve::sm90 {
 
 template <class Config>
-__device__ void load_block(Shared<Config>& shared, const CUtensorMap& k_map, const CUtensorMap& v_map,
+__device__ void load_block(KvOuterShared<Config>& shared, const CUtensorMap& k_map, const CUtensorMap& v_map,
                            const Piece& piece, int stage) {
   shared.valid_keys[stage] = piece.block.valid_keys;
   cuda::barrier_arrive_expect(&shared.k_full[stage], Config::kKvBytes);
@@ -26,7 +26,7 @@ __device__ void load_block(Shared<Config>& shared, const CUtensorMap& k_map, con
 
 // Lane i fetches the heads of token i as one box a panel.
 template <class Config>
-__device__ void gather_boxes(Shared<Config>& shared, const CUtensorMap& q_map, const AttendArgs& args, int stage,
+__device__ void gather_boxes(KvOuterShared<Config>& shared, const CUtensorMap& q_map, const KvOuterArgs& args, int stage,
                              int32_t token, int num_tokens, int first_head, int lane) {
   const int group = args.sizes.group_size;
   if (lane == 0) cuda::barrier_arrive_expect(&shared.q_full[stage], num_tokens * group * Config::kRowBytes);
@@ -36,25 +36,23 @@ __device__ void gather_boxes(Shared<Config>& shared, const CUtensorMap& q_map, c
   for (int panel = 0; panel < Config::kPanels; ++panel) {
     uint8_t* box = shared.q[stage] + panel * kTileRows * Config::kPanelBytes + lane * group * Config::kPanelBytes;
     cuda::copy_box_3d(box, &q_map, &shared.q_full[stage], panel * Config::kPanelElements, first_head,
-                      token - args.q_origin);
+                      token - args.queries.origin);
   }
 }
 
 // All lanes fetch 16 bytes at a time into the place that the swizzle gives them.
 template <class Config>
-__device__ void gather_rows(Shared<Config>& shared, const AttendArgs& args, int stage, int num_tokens, int first_head,
+__device__ void gather_rows(KvOuterShared<Config>& shared, const KvOuterArgs& args, int stage, int num_tokens, int first_head,
                             int lane) {
-  constexpr int kChunks = Config::kRowBytes / 16, kPanelChunks = Config::kPanelBytes / 16;
+  constexpr int kChunks = Config::kRowBytes / 16;
   const uint32_t tile = cuda::shared_address(shared.q[stage]);
-  const int group = args.sizes.group_size, rows = num_tokens << args.group_shift;
+  const int group = args.sizes.group_size, rows = num_tokens << args.queries.group_shift;
   for (int i = lane; i < rows * kChunks; i += 32) {
     const int row = i / kChunks, chunk = i % kChunks;
-    const int64_t token = shared.tokens[stage][row >> args.group_shift] - args.q_origin;
-    const uint8_t* source = static_cast<const uint8_t*>(args.q) + token * args.q_token_bytes +
-                            (first_head + (row & (group - 1))) * args.q_head_bytes + chunk * 16;
-    const uint32_t offset = row * Config::kPanelBytes + chunk % kPanelChunks * 16;
-    const uint32_t swizzled = offset ^ ((offset >> 7) & (kPanelChunks - 1)) << 4;
-    cuda::copy_16_bytes(tile + chunk / kPanelChunks * (kTileRows * Config::kPanelBytes) + swizzled, source);
+    const uint8_t* source = args.queries.row(shared.tokens[stage][row >> args.queries.group_shift],
+                                             first_head + (row & (group - 1))) +
+                            chunk * 16;
+    cuda::copy_16_bytes(tile + q_offset<Config>(row, chunk), source);
   }
   cuda::barrier_arrive_after_copies(&shared.q_full[stage]);
   __syncwarp();
@@ -64,10 +62,10 @@ __device__ void gather_rows(Shared<Config>& shared, const AttendArgs& args, int 
 // Consumers release blocks tile by tile, so each must meet every block: a block of one tile gives the other an empty
 // one.
 template <class Config>
-__device__ void produce(Shared<Config>& shared, const CUtensorMap& q_map, const CUtensorMap& k_map,
-                        const CUtensorMap& v_map, const AttendArgs& args) {
+__device__ void produce(KvOuterShared<Config>& shared, const CUtensorMap& q_map, const CUtensorMap& k_map,
+                        const CUtensorMap& v_map, const KvOuterArgs& args) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
-  const int tile_tokens = kTileRows >> args.group_shift;
+  const int tile_tokens = kTileRows >> args.queries.group_shift;
   Ring<Config::kQStages> q_ring;
   Ring<kKvStages> kv_ring;
   Ring<kPieces> pieces;
@@ -82,7 +80,7 @@ __device__ void produce(Shared<Config>& shared, const CUtensorMap& q_map, const 
     if (piece.num_tiles == 0) break;
     const int32_t* tokens = args.map.q_index + piece.head * args.sizes.entries_per_head();
     const int32_t head_row =
-        static_cast<int32_t>((piece.head - args.head_begin) * args.sizes.entries_per_head() << args.group_shift);
+        static_cast<int32_t>((piece.head - args.head_begin) * args.sizes.entries_per_head() << args.queries.group_shift);
     auto load_token = [&](int32_t entry, int i) {
       return entry + i < piece.end && i < tile_tokens ? tokens[entry + i] : 0;
     };
@@ -100,8 +98,8 @@ __device__ void produce(Shared<Config>& shared, const CUtensorMap& q_map, const 
       shared.tokens[stage][lane + 32] = my_high;
       if (lane == 0) {
         TileInfo info;
-        info.row_base = head_row + (piece.entry << args.group_shift);
-        info.num_rows = num_tokens << args.group_shift;
+        info.row_base = head_row + (piece.entry << args.queries.group_shift);
+        info.num_rows = num_tokens << args.queries.group_shift;
         info.kv_ordinal = ordinal;
         const bool masked = piece.block.valid_keys < Config::kBlock ||
                             my_low + piece.block.limit_offset < Config::kBlock;  // ascending: lane 0 sees least
@@ -109,14 +107,14 @@ __device__ void produce(Shared<Config>& shared, const CUtensorMap& q_map, const 
         info.valid_keys = piece.block.valid_keys;
         info.limit_offset = piece.block.limit_offset;
         info.logit_scale = piece.logit_scale;
-        info.first_head = piece.head << args.group_shift;
+        info.first_head = piece.head << args.queries.group_shift;
         shared.info[stage] = info;
       }
       __syncwarp();
       if (args.gather_by_boxes) {
-        gather_boxes(shared, q_map, args, stage, my_low, num_tokens, piece.head << args.group_shift, lane);
+        gather_boxes(shared, q_map, args, stage, my_low, num_tokens, piece.head << args.queries.group_shift, lane);
       } else {
-        gather_rows(shared, args, stage, num_tokens, piece.head << args.group_shift, lane);
+        gather_rows(shared, args, stage, num_tokens, piece.head << args.queries.group_shift, lane);
       }
       piece.entry += num_tokens;
       q_ring.advance();

@@ -1,26 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a kernel of the table is compiled for, and how its shared memory lies.
+// What a kv-outer kernel of the table is compiled for, and how its shared memory lies.
 #pragma once
 
-#include <cuda_bf16.h>
-#include <cuda_fp8.h>
-
 #include <cstdint>
-#include <type_traits>
 
+#include "attend/sm90/tile.h"
 #include "tensor/prefill_sm90.h"
 
 namespace tilesieve::sm90 {
 
-inline constexpr int kTileRows = 64;  // (token, head) rows of a tile: one warpgroup's product
-inline constexpr int kKvStages = 2;   // blocks of keys and values at hand
-inline constexpr int kPieces = 1;     // pieces of work claimed ahead of the one being fetched
+inline constexpr int kKvStages = 2;  // blocks of keys and values at hand
+inline constexpr int kPieces = 1;    // pieces of work claimed ahead of the one being fetched
 
 template <class Element, int HeadDim, int BlockSize, int QStages>
-struct Config {
-  using element = Element;
-  static constexpr bool kE4m3 = std::is_same_v<Element, __nv_fp8_e4m3>;
-  static constexpr int kHeadDim = HeadDim, kBlock = BlockSize, kQStages = QStages;
+struct KvOuterConfig : TileConfig<Element, HeadDim, BlockSize> {
+  using TileConfig<Element, HeadDim, BlockSize>::kE4m3;
+  static constexpr int kQStages = QStages;
 
   // Warpgroups that take tiles in turn: as many as the registers hold. bf16 takes 152 a thread (P alone has 32), e4m3
   // is content with 104. The pool is what the launch gives each thread, a multiple of 8, times the threads.
@@ -30,22 +25,6 @@ struct Config {
   static_assert(kNumConsumers * kConsumerRegisters + kOtherRegisters <=
                 (kNumConsumers + 1) * (65536 / kThreads / 8 * 8));
   static_assert(kQStages % kNumConsumers == 0, "a stage belongs to one consumer: see barrier_wait");
-  static constexpr int kElementBytes = kE4m3 ? 1 : 2;
-  static constexpr int kStepElements = 32 / kElementBytes;  // k of one wgmma
-
-  // A row of head_dim elements lies in panels as wide as the swizzle, all rows of a panel together.
-  static constexpr int kRowBytes = HeadDim * kElementBytes;
-  static constexpr int kPanelBytes = kRowBytes < 128 ? kRowBytes : 128;
-  static constexpr int kPanels = kRowBytes / kPanelBytes;
-  static constexpr int kPanelElements = kPanelBytes / kElementBytes;
-  static constexpr int kQBytes = kTileRows * kRowBytes;
-  static constexpr int kKvBytes = BlockSize * kRowBytes;
-
-  // e4m3 products want values with their keys side by side: a transposed copy, head_dim rows of one byte a key.
-  static constexpr int kTransposedBytes = kE4m3 ? HeadDim * BlockSize : 0;
-
-  // P is scaled by 448, the largest e4m3: 2^-9 of the block's largest probability becomes 2^-0.2.
-  static constexpr float kLogPScale = kE4m3 ? 8.807354922057604f : 0.0f;  // log2(448)
 };
 
 // What a consumer must know of a tile; written by the producer into the tile's stage.
@@ -72,7 +51,7 @@ struct Piece {
 };
 
 template <class Config>
-struct alignas(1024) Shared {
+struct alignas(1024) KvOuterShared {
   alignas(1024) uint8_t k[kKvStages][Config::kKvBytes];
   alignas(1024) uint8_t v[kKvStages][Config::kKvBytes];
   alignas(1024) uint8_t q[Config::kQStages][Config::kQBytes];

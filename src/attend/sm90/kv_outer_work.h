@@ -1,29 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
-// The work of one CTA: slices of the tiles of the KV heads of the pass, block after block. A warp of its own finds the
+// The work of one kv-outer CTA: slices of the tiles of the KV heads of the pass, block after block. A warp of its own finds the
 // pieces: a claim, a slice, its block and its first queries are four loads that wait for each other, 3 us in which the
 // tensor cores would run dry.
 #pragma once
 
-#include <cuda.h>
-
-#include "attend/sm90/config.h"
+#include "attend/sm90/kv_outer_config.h"
+#include "attend/sm90/ring.h"
+#include "attend/sm90/tensors.h"
 #include "cuda/barrier.h"
 
 namespace tilesieve::sm90 {
 
-struct AttendArgs {
+struct KvOuterArgs {
   PrefillSizes sizes;
   PrefillMap map;
   PrefillPartials partials;
-  PrefillScale q_scale, k_scale;
-  const float* q_row_scale;  // [tokens, num_q_heads] from q_origin, or null
-  const void* q;             // row 0 is query token q_origin
-  int64_t q_token_bytes, q_head_bytes;
-  int32_t q_origin;
+  AttendQueries queries;
   int32_t head_begin, num_heads;
-  int32_t group_shift;   // log2 of the group size
   bool gather_by_boxes;  // else by cp.async: a box of fewer than eight rows is no whole swizzle atom
-  float logit_scale;     // softmax_scale * log2(e)
 };
 
 // Run by all lanes of the planner warp. A CTA begins with the slice of its number and then claims one after the other:
@@ -31,12 +25,12 @@ struct AttendArgs {
 // is claimed by whom changes no bit of the result.
 class WorkWalk {
  public:
-  __device__ explicit WorkWalk(const AttendArgs& args) : args_(args), slice_(static_cast<int32_t>(blockIdx.x)) {}
+  __device__ explicit WorkWalk(const KvOuterArgs& args) : args_(args), slice_(static_cast<int32_t>(blockIdx.x)) {}
 
   // False when all slices are claimed.
   __device__ bool next(Piece& piece) {
     const PrefillSizes& sizes = args_.sizes;
-    const int tile_tokens = kTileRows >> args_.group_shift;
+    const int tile_tokens = kTileRows >> args_.queries.group_shift;
     while (tile_ == tile_end_) {
       if (slice_ >= args_.num_heads * sizes.num_slices) {
         finish();
@@ -57,7 +51,7 @@ class WorkWalk {
     const int32_t skipped = tile_ - piece.block.tile_begin;
     piece.entry = piece.block.entry_begin + skipped * tile_tokens;
     piece.end = piece.block.entry_begin + piece.block.num_entries;
-    piece.num_tiles = min(tile_end_ - tile_, (piece.end - piece.entry + tile_tokens - 1) >> (6 - args_.group_shift));
+    piece.num_tiles = min(tile_end_ - tile_, (piece.end - piece.entry + tile_tokens - 1) >> (6 - args_.queries.group_shift));
     tile_ += piece.num_tiles;
     return true;
   }
@@ -79,30 +73,16 @@ class WorkWalk {
   }
   __device__ int32_t* counters() const { return args_.map.claims + 2 * args_.head_begin; }
 
-  const AttendArgs& args_;
+  const KvOuterArgs& args_;
   int32_t slice_;  // the next one, of all KV heads of the pass
   int32_t head_ = 0, block_ = 0;
   int32_t tile_ = 0, tile_end_ = 0;
 };
 
-// Where a ring of `count` stages stands.
-template <int kCount>
-struct Ring {
-  int32_t stage = 0;
-  uint32_t parity = 0;
-  __device__ void advance(int32_t steps = 1) {
-    stage += steps;
-    if (stage >= kCount) {
-      stage -= kCount;
-      parity ^= 1;
-    }
-  }
-};
-
 template <class Config>
-__device__ void plan_pieces(Shared<Config>& shared, const AttendArgs& args) {
+__device__ void plan_pieces(KvOuterShared<Config>& shared, const KvOuterArgs& args) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
-  const int tile_tokens = kTileRows >> args.group_shift;
+  const int tile_tokens = kTileRows >> args.queries.group_shift;
   Ring<kPieces> ring;
   WorkWalk walk(args);
   Piece piece = {};
@@ -112,9 +92,7 @@ __device__ void plan_pieces(Shared<Config>& shared, const AttendArgs& args) {
                        ring.parity ^ 1);  // what is claimed early, no idle CTA can take
     more = walk.next(piece);
     if (!more) piece.num_tiles = 0;
-    piece.logit_scale = args.logit_scale;
-    if (args.q_scale.data != nullptr) piece.logit_scale *= args.q_scale.data[piece.head * args.q_scale.head_stride];
-    if (args.k_scale.data != nullptr) piece.logit_scale *= args.k_scale.data[piece.head * args.k_scale.head_stride];
+    piece.logit_scale = args.queries.scale_of(piece.head);
     const int32_t* tokens = args.map.q_index + piece.head * args.sizes.entries_per_head() + piece.entry;
     const int num_tokens = more ? min(tile_tokens, piece.end - piece.entry) : 0;
     const int32_t low = lane < num_tokens ? tokens[lane] : 0, high = lane + 32 < num_tokens ? tokens[lane + 32] : 0;

@@ -1,0 +1,116 @@
+// SPDX-License-Identifier: Apache-2.0
+// A warp for each sampled run walks its union and counts: the blocks that its tokens, its tiles and it as a whole
+// picked. The last CTA compares what the loops would take.
+#include <algorithm>
+
+#include "attend/sm90/choose_loop.h"
+#include "attend/sm90/q_outer.h"
+#include "attend/sm90/union_walk.h"
+#include "cuda/launch.h"
+
+namespace tilesieve {
+
+namespace {
+
+constexpr int kWarps = 4, kSamplesPerWarp = 2;
+
+struct ChooseArgs {
+  PrefillSizes sizes;
+  PrefillBatch batch;
+  PrefillMap map;
+  LoopModel model;
+  int32_t tile_tokens, num_places, num_samples;
+};
+
+// Runs, picks, blocks that somebody of a tile picked, blocks that somebody of a run picked.
+struct Counts {
+  int32_t of[4] = {};
+};
+
+__device__ void count_run(const ChooseArgs& args, int32_t (&picks)[sm90::kPickSlots], int32_t sample, Counts& counts) {
+  const int64_t places = static_cast<int64_t>(args.num_places) * args.sizes.num_kv_heads;
+  const auto place = static_cast<int32_t>(sample * places / args.num_samples);
+  sm90::TokenRun run;
+  run.head = place % args.sizes.num_kv_heads;
+  if (!sm90::find_run(args.sizes, args.batch, args.map.kv_lens, 0, args.sizes.total_q, kQOuterTiles * args.tile_tokens,
+                      place / args.sizes.num_kv_heads, run)) {
+    return;
+  }
+  sm90::UnionWalk walk(picks, args.sizes, args.batch, run);
+  const uint32_t tile = (1u << args.tile_tokens) - 1;
+  int32_t block;
+  uint32_t members;
+  ++counts.of[0];
+  while (walk.next(block, members)) {
+    counts.of[1] += __popc(members);
+    counts.of[2] += ((members & tile) != 0) + (members >> args.tile_tokens != 0);
+    counts.of[3] += 1;
+  }
+  __syncwarp();
+}
+
+__global__ void __launch_bounds__(32 * kWarps) choose_loop_kernel(const __grid_constant__ ChooseArgs args) {
+  cuda::wait_for_previous();
+  cuda::let_next_begin();
+  __shared__ int32_t picks[kWarps][sm90::kPickSlots];
+  __shared__ bool last;
+  PrefillChoice& choice = *args.map.choice;
+  const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
+  Counts counts;
+  for (int32_t sample = static_cast<int32_t>(blockIdx.x) * kWarps + warp; sample < args.num_samples;
+       sample += static_cast<int32_t>(gridDim.x) * kWarps) {
+    count_run(args, picks[warp], sample, counts);
+  }
+  if (lane == 0) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) atomicAdd(&choice.sampled[i], counts.of[i]);
+    __threadfence();
+  }
+  __syncthreads();
+  if (threadIdx.x == 0) last = atomicAdd(&choice.done, 1) == static_cast<int32_t>(gridDim.x) - 1;
+  __syncthreads();
+  if (!last || threadIdx.x != 0) return;
+  __threadfence();
+  const PrefillSizes& sizes = args.sizes;
+  const float all = static_cast<float>(args.num_places) * static_cast<float>(sizes.num_kv_heads) /
+                    static_cast<float>(args.num_samples);
+  const auto scaled = [&](int i) { return all * static_cast<float>(atomicAdd(&choice.sampled[i], 0)); };
+  const int32_t rows = args.map.cu_rows[sizes.num_sequences];
+  choice.runs = scaled(0);
+  choice.picks = scaled(1);
+  choice.tile_blocks = scaled(2);
+  choice.run_blocks = scaled(3);
+  choice.blocks = fminf(choice.run_blocks, static_cast<float>(rows) * static_cast<float>(sizes.num_kv_heads));
+  choice.kv_us = args.model.kv_outer_us(choice);
+  choice.q_us = args.model.q_outer_us(choice, static_cast<float>(sizes.num_sms));
+  // kv-outer has no place for more key blocks than the caller said there are.
+  const bool q_outer = choice.q_us <= choice.kv_us || rows > sizes.num_rows;
+  choice.loop = q_outer ? PrefillLoop::q_outer : PrefillLoop::kv_outer;
+}
+
+}  // namespace
+
+void launch_choose_loop(const PrefillSizes& sizes, const PrefillBatch& batch, const PrefillMap& map,
+                        const LoopModel& model, int32_t tile_tokens, Stream stream) {
+  ChooseArgs args;
+  args.sizes = sizes;
+  args.batch = batch;
+  args.map = map;
+  args.model = model;
+  args.tile_tokens = tile_tokens;
+  args.num_places = sm90::num_run_places(sizes.total_q, kQOuterTiles * tile_tokens, sizes.num_sequences);
+  const int64_t places = static_cast<int64_t>(args.num_places) * sizes.num_kv_heads;
+  args.num_samples = static_cast<int32_t>(std::min<int64_t>(places, sizes.num_sms * kWarps * kSamplesPerWarp));
+  const unsigned ctas = static_cast<unsigned>(std::min((args.num_samples + kWarps - 1) / kWarps, sizes.num_sms));
+  cuda::launch("choose loop", choose_loop_kernel, dim3(ctas), 32 * kWarps, 0, stream, args);
+}
+
+PrefillChoice read_choice(const PrefillMap& map, Stream stream) {
+  PrefillChoice choice;
+  auto* const on = static_cast<cudaStream_t>(stream);
+  cuda::check(cudaMemcpyAsync(&choice, map.choice, sizeof choice, cudaMemcpyDeviceToHost, on), "explain");
+  cuda::check(cudaStreamSynchronize(on), "explain");
+  return choice;
+}
+
+}  // namespace tilesieve
