@@ -31,7 +31,7 @@ HEADERS: dict[str, set[str]] = {
     "metrics": _SIZES | {"route", "plan", "attend"},
     "roofline": _SIZES | {"route", "plan", "attend"},
 }
-HEADERS["sparse_prefill_sm90"] = _SIZES
+HEADERS["sparse_prefill_sm90"] = HEADERS["index_sm90"] = _SIZES
 HEADERS["tilesieve"] = set(HEADERS)  # the umbrella
 
 # Folders of src/: which others each may include, and the public headers that it implements. It may include these, and
