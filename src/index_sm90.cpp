@@ -120,16 +120,31 @@ void IndexCall::lay_out() {
     return at;
   };
   layout_.cu_groups = take(int64_t{4} * (sizes_.num_sequences + 1));
+  layout_.groups = take(static_cast<int64_t>(sizeof(IndexGroup)) * sizes_.num_groups);
   layout_.steps_before = take(int64_t{8} * (sizes_.num_groups + 1));
+  layout_.totals = take(sizeof(IndexTotals));
   layout_.lists = take(sizes_.num_lists() * kIndexGroupRows * sizes_.list_size() * 8);
 }
 
 #ifdef TILESIEVE_HAS_CUDA
 
+namespace {
+
+template <class T>
+T* at(void* workspace, int64_t offset) {
+  return reinterpret_cast<T*>(static_cast<uint8_t*>(workspace) + offset);
+}
+
+}  // namespace
+
 IndexPlan IndexCall::plan_in(void* workspace) const {
-  uint8_t* bytes = static_cast<uint8_t*>(workspace);
-  return {reinterpret_cast<int32_t*>(bytes + layout_.cu_groups),
-          reinterpret_cast<int64_t*>(bytes + layout_.steps_before), reinterpret_cast<int64_t*>(bytes + layout_.lists)};
+  IndexPlan plan;
+  plan.cu_groups = at<int32_t>(workspace, layout_.cu_groups);
+  plan.groups = at<IndexGroup>(workspace, layout_.groups);
+  plan.steps_before = at<int64_t>(workspace, layout_.steps_before);
+  plan.totals = at<IndexTotals>(workspace, layout_.totals);
+  plan.lists = at<int64_t>(workspace, layout_.lists);
+  return plan;
 }
 
 void IndexCall::schedule(void* workspace, Stream stream) const {
@@ -146,7 +161,7 @@ void IndexCall::score(void* workspace, Stream stream) const {
 
 void IndexCall::merge(void* workspace, Stream stream) const {
   const cuda::NvtxRange nvtx("index merge");
-  launch_index_merge(sizes_, batch_, plan_in(workspace), output_, stream);
+  launch_index_merge(sizes_, plan_in(workspace), output_, stream);
 }
 
 void IndexCall::run(void* workspace, Stream stream) const {

@@ -34,13 +34,9 @@ struct IndexConfig {
 
 // Consecutive steps of one group.
 struct Segment {
+  IndexGroup group;
   int32_t list;                  // where its best blocks go
-  int32_t first_token;           // of the query tensor
-  int32_t num_tokens;            // of the group
-  int32_t kv_len;                // of the sequence
-  int32_t first_position;        // of first_token in it
   int32_t step_begin, step_end;  // equal: no more segments
-  int32_t sequence;
 };
 
 template <class Config>

@@ -23,10 +23,8 @@ struct IndexArgs {
 class SegmentWalk {
  public:
   __device__ explicit SegmentWalk(const IndexArgs& args)
-      : args_(args),
-        num_groups_(args.plan.cu_groups[args.sizes.num_sequences]),
-        slice_(static_cast<int32_t>(blockIdx.x)) {
-    const SliceCut cut(args.sizes, args.plan.steps_before[num_groups_]);
+      : plan_(args.plan), num_groups_(args.plan.totals->num_groups), slice_(static_cast<int32_t>(blockIdx.x)) {
+    const SliceCut cut(args.sizes, args.plan.totals->num_steps);
     if (slice_ >= cut.num_slices) return;
     at_ = cut.begin(slice_);
     end_ = cut.begin(slice_ + 1);
@@ -36,28 +34,18 @@ class SegmentWalk {
   __device__ Segment next() {
     Segment segment = {};
     if (at_ == end_) return segment;
-    const int64_t* before = args_.plan.steps_before;
-    const int32_t group = find_last(before, num_groups_ + 1, at_);  // groups without steps are skipped
-    const int64_t begin = before[group], end = min(before[group + 1], end_);
-    const int32_t* cu_groups = args_.plan.cu_groups;
-    const int32_t sequence = find_last(cu_groups, args_.sizes.num_sequences + 1, group);
-    const int32_t* cu_q = args_.batch.cu_seqlens_q;
-    const int32_t q_begin = cu_q[sequence], q_end = cu_q[sequence + 1];
-    const int32_t group_tokens = args_.sizes.group_tokens();
+    const int32_t group = find_last(plan_.steps_before, num_groups_ + 1, at_);  // groups without steps are skipped
+    const int64_t begin = plan_.steps_before[group], end = min(plan_.steps_before[group + 1], end_);
+    segment.group = plan_.groups[group];
     segment.list = group + slice_;
-    segment.first_token = q_begin + (group - cu_groups[sequence]) * group_tokens;
-    segment.num_tokens = min(group_tokens, q_end - segment.first_token);
-    segment.kv_len = kv_len_of(args_.sizes, args_.batch, sequence);
-    segment.first_position = segment.kv_len - (q_end - segment.first_token);
     segment.step_begin = static_cast<int32_t>(at_ - begin);
     segment.step_end = static_cast<int32_t>(end - begin);
-    segment.sequence = sequence;
     at_ = end;
     return segment;
   }
 
  private:
-  const IndexArgs& args_;
+  const IndexPlan& plan_;
   const int32_t num_groups_, slice_;
   int64_t at_ = 0, end_ = 0;
 };
@@ -77,15 +65,15 @@ struct StepRing {
 
 template <class Config>
 __device__ void fetch_queries(IndexShared<Config>& shared, const CUtensorMap& q_map, const IndexArgs& args,
-                              const Segment& segment) {
+                              const IndexGroup& group) {
   const int32_t tile_tokens = kTileRows >> args.head_shift;
-  const int32_t num_tiles = (segment.num_tokens + tile_tokens - 1) / tile_tokens;
+  const int32_t num_tiles = (group.num_tokens + tile_tokens - 1) / tile_tokens;
   cuda::barrier_arrive_expect(&shared.q_full, static_cast<uint32_t>(num_tiles * Config::kQBytes));
   for (int32_t tile = 0; tile < num_tiles; ++tile) {
 #pragma unroll
     for (int panel = 0; panel < Config::kPanels; ++panel) {
       cuda::copy_box_3d(shared.q[tile] + panel * kTileRows * Config::kPanelBytes, &q_map, &shared.q_full,
-                        panel * Config::kPanelElements, 0, segment.first_token + tile * tile_tokens);
+                        panel * Config::kPanelElements, 0, group.first_token + tile * tile_tokens);
     }
   }
 }
@@ -96,9 +84,9 @@ __device__ void fetch_keys(IndexShared<Config>& shared, const CUtensorMap& k_map
                            const Segment& segment, StepRing<Config::kStages>& ring) {
   const int32_t lane = static_cast<int32_t>(threadIdx.x) % 32;
   const bool paged = args.sizes.max_pages != 0;
-  const int32_t* pages = args.batch.block_table + segment.sequence * args.batch.block_table_stride;
-  const int32_t first_key = paged ? 0 : args.batch.cu_seqlens_kv[segment.sequence];
-  const int32_t block_end = blocks_of(segment.kv_len, Config::kBlock);
+  const int32_t* pages = args.batch.block_table + segment.group.sequence * args.batch.block_table_stride;
+  const int32_t first_key = paged ? 0 : args.batch.cu_seqlens_kv[segment.group.sequence];
+  const int32_t block_end = blocks_of(segment.group.kv_len, Config::kBlock);
   int32_t my_page = 0;  // of block `lane` of a batch
   int32_t block = segment.step_begin * Config::kStepBlocks;
   for (int32_t step = segment.step_begin; step < segment.step_end; ++step) {
@@ -140,7 +128,7 @@ __device__ void fetch(IndexShared<Config>& shared, const CUtensorMap& q_map, con
       if (done) {
         cuda::barrier_arrive(&shared.q_full);
       } else {
-        fetch_queries(shared, q_map, args, segment);
+        fetch_queries(shared, q_map, args, segment.group);
       }
     }
     __syncwarp();

@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// From lists to ids: merges what the slices found of a group, adds the forced blocks and sorts by id. A warp a row, or
-// several where there are few rows, whose lists are then many.
+// From lists to ids: merges what the slices found of a row, adds the forced blocks and sorts by id. A warp takes one
+// row, or two side by side where lists have 16 ranks.
 #include <algorithm>
 
-#include "base/rounding.h"
 #include "cuda/launch.h"
 #include "route/index_work_sm90.h"
 
@@ -11,122 +10,162 @@ namespace tilesieve {
 
 namespace {
 
-constexpr int kWarps = 8;
+constexpr int kWarps = 8, kThreads = 32 * kWarps;
 
-// Lanes hold 32 values that rise and then fall, or the other way round: sorts them.
-template <bool kDescending, class T>
-__device__ T sort_bitonic(T mine, int width, int lane) {
-  for (int distance = width / 2; distance > 0; distance /= 2) {
-    const T other = __shfl_xor_sync(0xffffffffu, mine, distance);
-    const bool lower = (lane & distance) == 0;
-    mine = lower == kDescending ? max(mine, other) : min(mine, other);
+// kWidth lanes hold values that rise and then fall, or the other way round: sorts them.
+template <int kWidth>
+__device__ int64_t sort_descending(int64_t mine) {
+#pragma unroll
+  for (int distance = kWidth / 2; distance > 0; distance /= 2) {
+    const int64_t other = __shfl_xor_sync(0xffffffffu, mine, distance);
+    mine = (threadIdx.x & distance) == 0 ? max(mine, other) : min(mine, other);
   }
   return mine;
 }
 
-// `best` descends with the lanes, as does `list`: the best 32 of both.
-__device__ int64_t merge_lists(int64_t best, int64_t list, int lane) {
-  const int64_t reversed = __shfl_xor_sync(0xffffffffu, list, 31);
-  return sort_bitonic<true>(max(best, reversed), 32, lane);
+// Both descend with the lanes: the best kWidth of both.
+template <int kWidth>
+__device__ int64_t merge_lists(int64_t a, int64_t b) {
+  return sort_descending<kWidth>(max(a, __shfl_xor_sync(0xffffffffu, b, kWidth - 1)));
 }
 
-__device__ int32_t sort_ascending(int32_t mine, int lane) {
+template <int kWidth>
+__device__ int32_t sort_ascending(int32_t mine) {
 #pragma unroll
-  for (int width = 2; width <= 32; width *= 2) {
+  for (int width = 2; width <= kWidth; width *= 2) {
+#pragma unroll
     for (int distance = width / 2; distance > 0; distance /= 2) {
       const int32_t other = __shfl_xor_sync(0xffffffffu, mine, distance);
-      const bool lower = (lane & distance) == 0, ascending = (lane & width) == 0 || width == 32;
-      mine = lower == ascending ? min(mine, other) : max(mine, other);
+      const bool lower = (threadIdx.x & distance) == 0, ascends = width == kWidth || (threadIdx.x & width) == 0;
+      mine = lower == ascends ? min(mine, other) : max(mine, other);
     }
   }
   return mine;
 }
 
-// A query token, and the lists of its group: `row` of each of them.
-struct Query {
-  BlockChoice choice;
-  int32_t first_list, num_lists, row;
-};
-
-__device__ Query find_query(const IndexSizes& sizes, const IndexBatch& batch, const IndexPlan& plan, int32_t token,
-                            int32_t head) {
-  const int32_t* cu_q = batch.cu_seqlens_q;
-  const int32_t s = find_last(cu_q, sizes.num_sequences + 1, token), group_tokens = sizes.group_tokens();
-  const int32_t in_sequence = token - cu_q[s], kv_len = kv_len_of(sizes, batch, s);
-  const int32_t group = plan.cu_groups[s] + in_sequence / group_tokens;
-  Query query;
-  query.choice = block_choice(sizes, query_place(sizes, kv_len, kv_len - (cu_q[s + 1] - token)));
-  query.row = in_sequence % group_tokens * sizes.num_heads + head;
-  query.num_lists = query.first_list = 0;
-  const int64_t begin = plan.steps_before[group], end = plan.steps_before[group + 1];
-  if (begin == end) return query;
-  const SliceCut cut(sizes, plan.steps_before[plan.cu_groups[sizes.num_sequences]]);
-  const int32_t first_slice = cut.slice_of(begin);
-  query.first_list = group + first_slice;
-  query.num_lists = cut.slice_of(end - 1) - first_slice + 1;
-  return query;
-}
-
-__global__ void __launch_bounds__(32 * kWarps)
-    merge_kernel(const __grid_constant__ IndexSizes sizes, const __grid_constant__ IndexBatch batch,
-                 const __grid_constant__ IndexPlan plan, const __grid_constant__ IndexOutput output,
-                 int32_t warps_per_row) {
-  cuda::wait_for_previous();
-  cuda::let_next_begin();
-  __shared__ int64_t found[kWarps][32];
-  const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
-  const int32_t part = warp % warps_per_row;
-  const int64_t row = static_cast<int64_t>(blockIdx.x) * (kWarps / warps_per_row) + warp / warps_per_row;
-  const int32_t token = static_cast<int32_t>(row / sizes.num_heads), head = static_cast<int32_t>(row % sizes.num_heads);
-  const bool exists = token < sizes.total_q, live = exists && token < batch.cu_seqlens_q[sizes.num_sequences];
-  Query query = {};
-  if (live) query = find_query(sizes, batch, plan, token, head);
-
-  int64_t best = kNoRank;
-  const int32_t list_size = sizes.list_size();
-  const int64_t list_stride = int64_t{kIndexGroupRows} * list_size;
-  const int64_t* list = plan.lists + query.first_list * list_stride + int64_t{query.row} * list_size + lane;
-  for (int32_t i = part; i < query.num_lists; i += warps_per_row) {
-    best = merge_lists(best, lane < list_size ? list[i * list_stride] : kNoRank, lane);
-  }
-  if (warps_per_row > 1) {
-    found[warp][lane] = best;
-    __syncthreads();
-    if (part != 0) return;
-    for (int32_t i = 1; i < warps_per_row; ++i) best = merge_lists(best, found[warp + i][lane], lane);
-  }
-  if (!exists) return;
-
-  const BlockChoice& choice = query.choice;
+// Slot `slot` of the row's ids, from the scored block that ranks as high.
+template <int kWidth>
+__device__ int32_t id_in_slot(const IndexSizes& sizes, const BlockChoice& choice, int64_t rank, int32_t slot) {
   const int32_t num_ids = min(choice.num_visible, sizes.top_k), num_scored = num_ids - choice.num_forced();
+  const int32_t forced = slot - num_scored;
   int32_t id = INT32_MAX;
-  if (lane < num_scored) {
-    id = id_of(best);
-  } else if (lane < num_ids) {
-    const int32_t forced = lane - num_scored;
+  if (forced < 0) {
+    id = id_of(rank);
+  } else if (slot < num_ids) {
     id = forced < choice.num_init ? forced : choice.local_begin + forced - choice.num_init;
   }
-  id = sort_ascending(id, lane);
-  if (lane < sizes.top_k) {
-    output.ids[head * output.head_stride + token * output.token_stride + lane * output.slot_stride] =
-        lane < num_ids ? id : -1;
+  id = sort_ascending<kWidth>(id);
+  return slot < num_ids ? id : -1;
+}
+
+__device__ void clear_scores(const IndexOutput& output, int32_t token, int32_t head, int32_t first, int32_t step) {
+  if (output.scores == nullptr) return;
+  float* scores = output.scores + head * output.scores_head_stride + token * output.scores_token_stride;
+  for (int32_t i = first; i < output.max_blocks; i += step) scores[i] = -INFINITY;
+}
+
+// Query tokens behind the last sequence.
+__device__ void clear_padding(const IndexSizes& sizes, const IndexOutput& output, int32_t end_token) {
+  const int64_t rows = static_cast<int64_t>(sizes.total_q - end_token) * sizes.num_heads;
+  for (int64_t row = int64_t{blockIdx.x} * kThreads + threadIdx.x; row < rows; row += int64_t{gridDim.x} * kThreads) {
+    const int32_t token = end_token + static_cast<int32_t>(row / sizes.num_heads);
+    const int32_t head = static_cast<int32_t>(row % sizes.num_heads);
+    int32_t* ids = output.ids + head * output.head_stride + token * output.token_stride;
+    for (int32_t slot = 0; slot < sizes.top_k; ++slot) ids[slot * output.slot_stride] = -1;
+    clear_scores(output, token, head, 0, 1);
   }
-  if (output.scores != nullptr) {
-    float* scores = output.scores + head * output.scores_head_stride + token * output.scores_token_stride;
-    for (int32_t i = choice.num_visible + lane; i < output.max_blocks; i += 32) scores[i] = -INFINITY;
+}
+
+// Where each warp merges rows of its own a CTA takes 64 rows of a group; where lists are many (kShare) its warps share
+// those of one row, or of two side by side.
+template <int kWidth, bool kShare>
+struct MergeShape {
+  static constexpr int kSide = 32 / kWidth;  // rows side by side
+  static constexpr int kRows = kShare ? kSide : 64;
+  static constexpr int kRounds = kShare ? 1 : kRows / (kSide * kWarps);
+};
+
+template <int kWidth, bool kShare>
+__global__ void __launch_bounds__(kThreads)
+    merge_kernel(const __grid_constant__ IndexSizes sizes, const __grid_constant__ IndexPlan plan,
+                 const __grid_constant__ IndexOutput output) {
+  using Shape = MergeShape<kWidth, kShare>;
+  cuda::wait_for_previous();
+  cuda::let_next_begin();
+  const int32_t warp = static_cast<int32_t>(threadIdx.x) / 32, side = static_cast<int32_t>(threadIdx.x) % 32 / kWidth,
+                slot = static_cast<int32_t>(threadIdx.x) % kWidth;
+  constexpr int kParts = kIndexGroupRows / Shape::kRows;
+  const int32_t group_id = static_cast<int32_t>(blockIdx.x) / kParts;
+  const int32_t first_row = static_cast<int32_t>(blockIdx.x) % kParts * Shape::kRows;
+  const IndexTotals totals = *plan.totals;
+  clear_padding(sizes, output, totals.end_token);
+  if (group_id >= totals.num_groups) return;
+  const IndexGroup group = plan.groups[group_id];
+  if (first_row >= group.num_tokens * sizes.num_heads) return;
+
+  // The lists of the group, and of them those of this warp: begin, begin + step, ..
+  int64_t first_list = 0;
+  int32_t num_lists = 0;
+  const int64_t step_begin = plan.steps_before[group_id], step_end = plan.steps_before[group_id + 1];
+  if (step_begin != step_end) {
+    const SliceCut cut(sizes, totals.num_steps);
+    const int32_t first_slice = cut.slice_of(step_begin);
+    first_list = group_id + first_slice;
+    num_lists = cut.slice_of(step_end - 1) - first_slice + 1;
   }
+  const int32_t begin = kShare ? warp : 0, step = kShare ? kWarps : 1;
+  const auto row_of = [&](int round) {
+    return first_row + ((kShare ? 0 : warp) + round * kWarps) * Shape::kSide + side;
+  };
+  int64_t best[Shape::kRounds];
+#pragma unroll
+  for (int round = 0; round < Shape::kRounds; ++round) best[round] = kNoRank;
+  for (int32_t i = begin; i < num_lists; i += step) {
+    const int64_t* list = plan.lists + (first_list + i) * kIndexGroupRows * kWidth + slot;
+    int64_t ranks[Shape::kRounds];
+#pragma unroll
+    for (int round = 0; round < Shape::kRounds; ++round) ranks[round] = list[row_of(round) * kWidth];
+#pragma unroll
+    for (int round = 0; round < Shape::kRounds; ++round) {
+      best[round] = i == begin ? ranks[round] : merge_lists<kWidth>(best[round], ranks[round]);
+    }
+  }
+  if constexpr (kShare) {
+    __shared__ int64_t found[kWarps][32];
+    found[warp][threadIdx.x % 32] = best[0];
+    __syncthreads();
+    if (warp != 0) return;
+    for (int i = 1; i < kWarps; ++i) best[0] = merge_lists<kWidth>(best[0], found[i][threadIdx.x]);
+  }
+#pragma unroll
+  for (int round = 0; round < Shape::kRounds; ++round) {
+    const int32_t row = row_of(round), in_group = row / sizes.num_heads, head = row % sizes.num_heads;
+    const BlockChoice choice = block_choice(sizes, query_place(sizes, group, in_group));
+    const int32_t id = id_in_slot<kWidth>(sizes, choice, best[round], slot);
+    if (in_group >= group.num_tokens) continue;
+    const int32_t token = group.first_token + in_group;
+    if (slot < sizes.top_k) {
+      output.ids[head * output.head_stride + token * output.token_stride + slot * output.slot_stride] = id;
+    }
+    clear_scores(output, token, head, choice.num_visible + slot, kWidth);
+  }
+}
+
+template <int kWidth, bool kShare>
+void launch(const IndexSizes& sizes, const IndexPlan& plan, const IndexOutput& output, Stream stream) {
+  const unsigned ctas = static_cast<unsigned>(sizes.num_groups) * (kIndexGroupRows / MergeShape<kWidth, kShare>::kRows);
+  cuda::launch("index: merge", merge_kernel<kWidth, kShare>, dim3(ctas), kThreads, 0, stream, sizes, plan, output);
 }
 
 }  // namespace
 
-void launch_index_merge(const IndexSizes& sizes, const IndexBatch& batch, const IndexPlan& plan,
-                        const IndexOutput& output, Stream stream) {
-  const int64_t rows = int64_t{sizes.total_q} * sizes.num_heads;
-  // A group can have as many lists as there are slices, but only few groups can.
-  const int32_t warps_per_row = sizes.num_groups * 4 >= sizes.num_slices ? 1 : kWarps;
-  const int64_t ctas = ceil_div(rows * warps_per_row, kWarps);
-  cuda::launch("index: merge", merge_kernel, dim3(static_cast<unsigned>(ctas)), 32 * kWarps, 0, stream, sizes, batch,
-               plan, output, warps_per_row);
+void launch_index_merge(const IndexSizes& sizes, const IndexPlan& plan, const IndexOutput& output, Stream stream) {
+  const bool share = sizes.num_groups * 4 < sizes.num_slices;  // on average more than four lists a group
+  if (sizes.list_size() == 16) {
+    share ? launch<16, true>(sizes, plan, output, stream) : launch<16, false>(sizes, plan, output, stream);
+  } else {
+    share ? launch<32, true>(sizes, plan, output, stream) : launch<32, false>(sizes, plan, output, stream);
+  }
 }
 
 }  // namespace tilesieve

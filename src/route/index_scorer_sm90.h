@@ -23,7 +23,7 @@ class IndexScorer {
       cuda::barrier_wait(&shared_.q_full, parity);
       const Segment& segment = shared_.segments[segments.stage];
       if (segment.step_begin == segment.step_end) return;
-      if (token_of(warp_ / 4 * kTileRows) < segment.num_tokens) {
+      if (token_of(warp_ / 4 * kTileRows) < segment.group.num_tokens) {
         score(segment);
       } else {
         pass(segment);
@@ -40,7 +40,7 @@ class IndexScorer {
   __device__ int32_t token_of(int32_t row) const { return row >> args_.head_shift; }
 
   __device__ QueryPlace place_of(const Segment& segment, int32_t row) const {
-    return query_place(args_.sizes, segment.kv_len, segment.first_position + token_of(row));
+    return query_place(args_.sizes, segment.group, token_of(row));
   }
 
   // No row of the warpgroup is a query: others wait for its releases.
@@ -124,7 +124,7 @@ class IndexScorer {
   __device__ void take(const Segment& segment, RowLists<Config>& lists, int32_t first_block, int32_t num_blocks) const {
     const int32_t row = warp_ * kWarpRows + lane_ / 2;
     BlockChoice choice = block_choice(args_.sizes, place_of(segment, row));
-    if (token_of(row) >= segment.num_tokens) choice = {};
+    if (token_of(row) >= segment.group.num_tokens) choice = {};
     if (args_.output.scores != nullptr) store_scores(segment, row, first_block, min(num_blocks, choice.num_visible - first_block));
     lists.take(first_block, choice_bits(choice, first_block) & bits_below(num_blocks));
   }
@@ -133,7 +133,7 @@ class IndexScorer {
     __syncwarp();
     const IndexOutput& output = args_.output;
     float* scores = output.scores + (row & (args_.sizes.num_heads - 1)) * output.scores_head_stride +
-                    (segment.first_token + token_of(row)) * output.scores_token_stride + first_block;
+                    (segment.group.first_token + token_of(row)) * output.scores_token_stride + first_block;
     for (int32_t i = lane_ % 2; i < num_blocks; i += 2) {
       scores[i] = __int_as_float(ordered(shared_.maxima[warp_][i][lane_ / 2]));
     }

@@ -35,9 +35,15 @@ __device__ int64_t scan_cta(int64_t mine, int64_t& total) {
   return (warp == 0 ? 0 : before) + inside - mine;
 }
 
+__device__ int32_t kv_len_of(const IndexSizes& sizes, const IndexBatch& batch, int32_t sequence) {
+  const int32_t length = batch.kv_lens != nullptr ? batch.kv_lens[sequence]
+                                                  : batch.cu_seqlens_kv[sequence + 1] - batch.cu_seqlens_kv[sequence];
+  return min(max(length, 0), sizes.max_kv_len);
+}
+
 // Steps that the last token of a group sees. None where all visible blocks are chosen anyway.
-__device__ int32_t num_steps(const IndexSizes& sizes, int32_t kv_len, int32_t last_position) {
-  const QueryPlace last = query_place(sizes, kv_len, last_position);
+__device__ int32_t num_steps(const IndexSizes& sizes, const IndexGroup& group) {
+  const QueryPlace last = query_place(sizes, group, group.num_tokens - 1);
   if (!sizes.keeps_scores && blocks_of(last.visible_keys, sizes.kv_block_size) <= sizes.top_k) return 0;
   return blocks_of(last.visible_keys, kIndexStepKeys);
 }
@@ -62,22 +68,31 @@ __global__ void __launch_bounds__(kScanThreads)
 
   carry = 0;
   for (int32_t first = 0; first < num_groups; first += kScanThreads, carry += total) {
-    const int32_t group = first + thread;
+    const int32_t g = first + thread;
     int32_t steps = 0;
-    if (group < num_groups) {
+    if (g < num_groups) {
       int32_t low = 0, high = sizes.num_sequences;  // the last sequence that begins at or before the group
       while (high - low > 1) {
         const int32_t middle = (low + high) / 2;
-        (plan.cu_groups[middle] <= group ? low : high) = middle;
+        (plan.cu_groups[middle] <= g ? low : high) = middle;
       }
-      const int32_t q_len = cu_q[low + 1] - cu_q[low], kv_len = kv_len_of(sizes, batch, low);
-      const int32_t last = min((group - plan.cu_groups[low] + 1) * group_tokens, q_len) - 1;
-      steps = num_steps(sizes, kv_len, kv_len - q_len + last);
+      const int32_t q_end = cu_q[low + 1];
+      IndexGroup group = {};
+      group.sequence = low;
+      group.first_token = cu_q[low] + (g - plan.cu_groups[low]) * group_tokens;
+      group.num_tokens = min(group_tokens, q_end - group.first_token);
+      group.kv_len = kv_len_of(sizes, batch, low);
+      group.first_position = group.kv_len - (q_end - group.first_token);
+      plan.groups[g] = group;
+      steps = num_steps(sizes, group);
     }
     const int64_t before = carry + scan_cta(steps, total);
-    if (group < num_groups) plan.steps_before[group] = before;
+    if (g < num_groups) plan.steps_before[g] = before;
   }
-  if (thread == 0) plan.steps_before[num_groups] = carry;
+  if (thread == 0) {
+    plan.steps_before[num_groups] = carry;
+    *plan.totals = {carry, num_groups, min(max(cu_q[sizes.num_sequences], 0), sizes.total_q)};
+  }
 }
 
 template <class Config>

@@ -44,11 +44,27 @@ struct IndexBatch {
   int64_t block_table_stride = 0;          // elements
 };
 
+struct alignas(16) IndexGroup {
+  int32_t sequence;
+  int32_t first_token, num_tokens;  // of the query tensor
+  int32_t first_position;           // of first_token in its sequence
+  int32_t kv_len;                   // of the sequence
+  int32_t unused[3];
+};
+
+struct IndexTotals {
+  int64_t num_steps;   // of all groups
+  int32_t num_groups;  // of this batch
+  int32_t end_token;   // of the last sequence
+};
+
 // In the workspace. A slice meets its groups one after the other, so that (group + slice) tells all pairs apart that
 // meet: it is the number of their list.
 struct IndexPlan {
   int32_t* cu_groups = nullptr;     // [num_sequences + 1] first group of each sequence
+  IndexGroup* groups = nullptr;     // [num_groups]
   int64_t* steps_before = nullptr;  // [num_groups + 1] steps of all groups before this one
+  IndexTotals* totals = nullptr;    // [1]
   int64_t* lists = nullptr;         // [num_lists][256 rows][list_size] ranks, best first; see rank_of
 };
 
@@ -73,7 +89,6 @@ struct IndexOutput {
 void launch_index_schedule(const IndexSizes& sizes, const IndexBatch& batch, const IndexPlan& plan, Stream stream);
 void launch_index_scores(const IndexSizes& sizes, const IndexBatch& batch, const IndexPlan& plan,
                          const IndexTensors& tensors, const IndexOutput& output, Stream stream);
-void launch_index_merge(const IndexSizes& sizes, const IndexBatch& batch, const IndexPlan& plan,
-                        const IndexOutput& output, Stream stream);
+void launch_index_merge(const IndexSizes& sizes, const IndexPlan& plan, const IndexOutput& output, Stream stream);
 
 }  // namespace tilesieve

@@ -19,8 +19,10 @@ struct QueryPlace {
   int32_t position, visible_keys;
 };
 
-__device__ inline QueryPlace query_place(const IndexSizes& sizes, int32_t kv_len, int32_t position) {
-  return {position, sizes.causal ? min(max(position + 1, 0), kv_len) : kv_len};
+// Of a token counted from the group's first.
+__device__ inline QueryPlace query_place(const IndexSizes& sizes, const IndexGroup& group, int32_t token) {
+  const int32_t position = group.first_position + token;
+  return {position, sizes.causal ? min(max(position + 1, 0), group.kv_len) : group.kv_len};
 }
 
 __device__ inline int32_t blocks_of(int32_t keys, int32_t block) { return keys / block + (keys % block != 0); }
@@ -33,12 +35,6 @@ __device__ inline BlockChoice block_choice(const IndexSizes& sizes, QueryPlace q
   const int32_t end = max(max(query.position, 0) / sizes.kv_block_size + 1, num_init);
   const int32_t num_local = max(min(min(sizes.local_blocks, end - num_init), sizes.top_k - num_init), 0);
   return {visible, num_init, end - num_local, end};
-}
-
-__device__ inline int32_t kv_len_of(const IndexSizes& sizes, const IndexBatch& batch, int32_t sequence) {
-  const int32_t length = batch.kv_lens != nullptr ? batch.kv_lens[sequence]
-                                                  : batch.cu_seqlens_kv[sequence + 1] - batch.cu_seqlens_kv[sequence];
-  return min(max(length, 0), sizes.max_kv_len);
 }
 
 // The last i of [0, count) with begins[i] <= value, where begins ascends and begins[0] <= value. All lanes of a warp
