@@ -68,8 +68,8 @@ Memory upload_all(const std::vector<T>& values) {
 }  // namespace
 
 std::string IndexShape::name(const std::string& what) const {
-  return "m3/" + what + "/" + std::string(name_of(dtype)) + "/" + std::to_string(kv_len) + "x" +
-         std::to_string(q_len) + "/-" + (num_heads != 4 ? "/h" + std::to_string(num_heads) : "") +
+  return "m3/" + what + "/" + std::string(name_of(dtype)) + "/" + std::to_string(kv_len) + "x" + std::to_string(q_len) +
+         "/-" + (num_heads != 4 ? "/h" + std::to_string(num_heads) : "") +
          (top_k != 16 ? "/top" + std::to_string(top_k) : "") +
          (kv_block_size != 128 ? "/b" + std::to_string(kv_block_size) : "") + (negative ? "/negative" : "");
 }
@@ -85,8 +85,8 @@ int64_t IndexShape::num_tiles() const {
 
 std::vector<IndexShape> all_index_shapes(bool full) {
   std::vector<IndexShape> shapes;
-  const std::pair<int64_t, int64_t> sizes[] = {{16384, 16384}, {32768, 8192},  {131072, 8192}, {32768, 32768},
-                                               {131072, 131072}, {55040, 171}, {74624, 338},   {46848, 1404}};
+  const std::pair<int64_t, int64_t> sizes[] = {{16384, 16384},   {32768, 8192}, {131072, 8192}, {32768, 32768},
+                                               {131072, 131072}, {55040, 171},  {74624, 338},   {46848, 1404}};
   for (DType dtype : {DType::f8_e4m3, DType::bf16}) {
     for (const auto& [kv_len, q_len] : sizes) shapes.push_back({kv_len, q_len, dtype});
     if (!full) continue;
@@ -157,7 +157,8 @@ void IndexProblem::expect_right() const {
     int64_t count = 0;
     const int32_t* own = ids.data() + (head_of(shape_, i) * shape_.q_len + token_of(shape_, i)) * shape_.top_k;
     for (int64_t slot = 0; slot < shape_.top_k && own[slot] >= 0; ++slot, ++count) {
-      if (own[slot] >= visible || chosen[static_cast<size_t>(own[slot])]) throw Error(shape_.name("index") + ": bad id");
+      if (own[slot] >= visible || chosen[static_cast<size_t>(own[slot])])
+        throw Error(shape_.name("index") + ": bad id");
       chosen[static_cast<size_t>(own[slot])] = true;
     }
     double worst = INFINITY, left = -INFINITY;

@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "sm90/memory.h"
-
 #include <cuda_bf16.h>
 #include <cuda_fp8.h>
 #include <cuda_runtime.h>
 
 #include "cuda/launch.h"
+#include "sm90/memory.h"
 #include "sm90/mix.h"
 
 namespace tilesieve::bench {

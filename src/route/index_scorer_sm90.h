@@ -57,7 +57,6 @@ class IndexScorer {
     float s[64];
     LaneMaxima<Config::kStepBlocks> best;
     RowLists<Config> lists(shared_.lists[warp_], shared_.maxima[warp_]);
-    lists.clear();
     const int32_t first_row = warp_ * kWarpRows;
     int32_t visible[2];
 #pragma unroll
@@ -125,8 +124,14 @@ class IndexScorer {
     const int32_t row = warp_ * kWarpRows + lane_ / 2;
     BlockChoice choice = block_choice(args_.sizes, place_of(segment, row));
     if (token_of(row) >= segment.group.num_tokens) choice = {};
-    if (args_.output.scores != nullptr) store_scores(segment, row, first_block, min(num_blocks, choice.num_visible - first_block));
-    lists.take(first_block, choice_bits(choice, first_block) & bits_below(num_blocks));
+    if (args_.output.scores != nullptr)
+      store_scores(segment, row, first_block, min(num_blocks, choice.num_visible - first_block));
+    const uint32_t bits = choice_bits(choice, first_block) & bits_below(num_blocks);
+    if (first_block == segment.step_begin * Config::kStepBlocks) {
+      lists.fill(first_block, bits);
+    } else {
+      lists.take(first_block, bits);
+    }
   }
 
   __device__ void store_scores(const Segment& segment, int32_t row, int32_t first_block, int32_t num_blocks) const {

@@ -102,6 +102,8 @@ __global__ void __launch_bounds__(kIndexThreads, 1)
   extern __shared__ __align__(1024) uint8_t raw[];  // nothing else lies in shared memory, so it begins aligned
   IndexShared<Config>& shared = *reinterpret_cast<IndexShared<Config>*>(raw);
   if (threadIdx.x == 0) {
+    cuda::prefetch_tensor_map(&q_map);
+    cuda::prefetch_tensor_map(&k_map);
     cuda::barrier_init(&shared.q_full, 1);
     cuda::barrier_init(&shared.q_empty, kScorerWarps);
     for (int i = 0; i < Config::kStages; ++i) {
@@ -134,7 +136,11 @@ template <class Element, int BlockSize, int ListSize, int Stages>
 constexpr Row row_of(const char* name) {
   using C = IndexConfig<Element, BlockSize, ListSize, Stages>;
   static_assert(sizeof(IndexShared<C>) <= 227 * 1024);
-  return {name,     C::kElementBytes == 1 ? DType::f8_e4m3 : DType::bf16, BlockSize, ListSize, score_kernel<C>,
+  return {name,
+          C::kElementBytes == 1 ? DType::f8_e4m3 : DType::bf16,
+          BlockSize,
+          ListSize,
+          score_kernel<C>,
           sizeof(IndexShared<C>)};
 }
 

@@ -53,8 +53,8 @@ __device__ int32_t find_last(const T* begins, int32_t count, T value) {
   return low;
 }
 
-// The steps of all groups together, cut into slices that are equal to a step. A slice of fewer than four steps costs more in merging
-// than it saves.
+// The steps of all groups together, cut into slices that are equal to a step. A slice of fewer than four steps costs
+// more in merging than it saves.
 struct SliceCut {
   int64_t num_steps;
   int32_t num_slices;

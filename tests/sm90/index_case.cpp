@@ -103,8 +103,8 @@ IndexDevice::IndexDevice(const IndexCase& c) : shape_(c) {
     max_pages_ = most_blocks(p) + 1;
     num_pages_ = sequences * max_pages_ + 3;
     k_ = DeviceMemory(num_pages_ * p.kv_block_size * row * bytes);
-    inputs.index_k = device_view(k_.data(), c.dtype, {num_pages_, p.kv_block_size, kIndexChannels},
-                                 {p.kv_block_size * row, row, 1});
+    inputs.index_k =
+        device_view(k_.data(), c.dtype, {num_pages_, p.kv_block_size, kIndexChannels}, {p.kv_block_size * row, row, 1});
     table_ = DeviceMemory(sequences * (max_pages_ + 1) * 4);
     kv_lens_ = DeviceMemory(sequences * 4);
     inputs.block_table = device_view(table_.data(), DType::i32, {sequences, max_pages_}, {max_pages_ + 1, 1});
@@ -119,9 +119,9 @@ IndexDevice::IndexDevice(const IndexCase& c) : shape_(c) {
   inputs.cu_seqlens_q = device_view(cu_q_.data(), DType::i32, {sequences + 1});
   const int64_t ids = heads * tokens * p.top_k;
   ids_ = DeviceMemory(ids * 4 + kGuardBytes);
-  outputs.block_index = c.strided ? device_view(ids_.data(), DType::i32, {heads, tokens, p.top_k},
-                                                {p.top_k, heads * p.top_k, 1})
-                                  : device_view(ids_.data(), DType::i32, {heads, tokens, p.top_k});
+  outputs.block_index =
+      c.strided ? device_view(ids_.data(), DType::i32, {heads, tokens, p.top_k}, {p.top_k, heads * p.top_k, 1})
+                : device_view(ids_.data(), DType::i32, {heads, tokens, p.top_k});
   if (c.wants_scores) {
     const int64_t blocks = c.paged ? max_pages_ : (p.total_kv() + p.kv_block_size - 1) / p.kv_block_size;
     scores_ = DeviceMemory(heads * tokens * blocks * 4 + kGuardBytes);
@@ -233,8 +233,8 @@ IndexResult run(const IndexCase& c) {
 IndexResult on_cpu(const IndexCase& c) {
   const Problem& p = c.problem;
   RouteInputs inputs;
-  inputs.index_q = contiguous_view(const_cast<uint8_t*>(c.q.data()), c.dtype,
-                                   {p.total_q(), p.num_kv_heads, kIndexChannels});
+  inputs.index_q =
+      contiguous_view(const_cast<uint8_t*>(c.q.data()), c.dtype, {p.total_q(), p.num_kv_heads, kIndexChannels});
   inputs.index_k = contiguous_view(const_cast<uint8_t*>(c.k.data()), c.dtype, {p.total_kv(), kIndexChannels});
   const int64_t tokens = p.total_q() + c.padding_tokens;
   IndexResult result;
@@ -298,7 +298,8 @@ void expect_right(const IndexCase& c, const ExactScores& exact, const IndexResul
           ASSERT_EQ(ids[i], -1) << "slot " << i;
           continue;
         }
-        ASSERT_TRUE(ids[i] >= 0 && ids[i] < visible && (i == 0 || ids[i] > ids[i - 1])) << "slot " << i << ": " << ids[i];
+        ASSERT_TRUE(ids[i] >= 0 && ids[i] < visible && (i == 0 || ids[i] > ids[i - 1]))
+            << "slot " << i << ": " << ids[i];
         chosen[static_cast<size_t>(ids[i])] = true;
       }
       if (max_blocks > 0) {
@@ -350,8 +351,8 @@ void expect_exact(const IndexCase& c, const ExactScores& exact, const IndexResul
   for (int64_t row = 0; row < c.problem.num_kv_heads * tokens; ++row) {
     for (int64_t i = 0; i < k; ++i) {
       const size_t at = static_cast<size_t>(row * k + i);
-      ASSERT_EQ(result.ids[at], cpu.ids[at]) << c.problem.to_line() << ", head " << row / tokens << " token "
-                                             << row % tokens << " slot " << i;
+      ASSERT_EQ(result.ids[at], cpu.ids[at])
+          << c.problem.to_line() << ", head " << row / tokens << " token " << row % tokens << " slot " << i;
     }
   }
 }

@@ -25,7 +25,7 @@ struct IndexCase {
   DType dtype = DType::bf16;
   RouteOptions options;
   bool paged = false;
-  bool strided = false;        // gaps between heads and between keys, ids token-major
+  bool strided = false;  // gaps between heads and between keys, ids token-major
   bool wants_scores = false;
   int64_t padding_tokens = 0;  // query tokens behind the last sequence
   std::vector<uint8_t> q, k;   // as stored, [total_q, heads, 128] and [total_kv, 128]
@@ -40,9 +40,9 @@ struct IndexCase {
 IndexCase make_index_case(const std::string& line, DType dtype, Values values, uint32_t seed);
 
 struct IndexResult {
-  std::vector<int32_t> ids;   // [heads, total_q + padding, top_k]
-  std::vector<float> scores;  // [heads, total_q + padding, max_blocks], if wanted
-  std::string fault;          // of guard bytes
+  std::vector<int32_t> ids;                         // [heads, total_q + padding, top_k]
+  std::vector<float> scores;                        // [heads, total_q + padding, max_blocks], if wanted
+  std::string fault;                                // of guard bytes
   bool operator==(const IndexResult& other) const;  // bit for bit
 };
 
