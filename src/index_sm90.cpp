@@ -121,7 +121,7 @@ void IndexCall::lay_out() {
   };
   layout_.cu_groups = take(int64_t{4} * (sizes_.num_sequences + 1));
   layout_.groups = take(static_cast<int64_t>(sizeof(IndexGroup)) * sizes_.num_groups);
-  layout_.steps_before = take(int64_t{8} * (sizes_.num_groups + 1));
+  layout_.work_before = take(int64_t{8} * (sizes_.num_groups + 1));
   layout_.totals = take(sizeof(IndexTotals));
   layout_.lists = take(sizes_.num_lists() * kIndexGroupRows * sizes_.list_size() * 8);
 }
@@ -141,7 +141,7 @@ IndexPlan IndexCall::plan_in(void* workspace) const {
   IndexPlan plan;
   plan.cu_groups = at<int32_t>(workspace, layout_.cu_groups);
   plan.groups = at<IndexGroup>(workspace, layout_.groups);
-  plan.steps_before = at<int64_t>(workspace, layout_.steps_before);
+  plan.work_before = at<int64_t>(workspace, layout_.work_before);
   plan.totals = at<IndexTotals>(workspace, layout_.totals);
   plan.lists = at<int64_t>(workspace, layout_.lists);
   return plan;

@@ -10,7 +10,7 @@ namespace tilesieve::sm90 {
 
 // Where everything of a call lies in its workspace, in bytes from the beginning.
 struct IndexLayout {
-  int64_t cu_groups, groups, steps_before, totals, lists;
+  int64_t cu_groups, groups, work_before, totals, lists;
   int64_t bytes = 0;
 };
 

@@ -24,7 +24,7 @@ class SegmentWalk {
  public:
   __device__ explicit SegmentWalk(const IndexArgs& args)
       : plan_(args.plan), num_groups_(args.plan.totals->num_groups), slice_(static_cast<int32_t>(blockIdx.x)) {
-    const SliceCut cut(args.sizes, args.plan.totals->num_steps);
+    const SliceCut cut(args.sizes, args.plan.totals->work);
     if (slice_ >= cut.num_slices) return;
     at_ = cut.begin(slice_);
     end_ = cut.begin(slice_ + 1);
@@ -33,14 +33,18 @@ class SegmentWalk {
   // An empty segment when the slice is done.
   __device__ Segment next() {
     Segment segment = {};
-    if (at_ == end_) return segment;
-    const int32_t group = find_last(plan_.steps_before, num_groups_ + 1, at_);  // groups without steps are skipped
-    const int64_t begin = plan_.steps_before[group], end = min(plan_.steps_before[group + 1], end_);
-    segment.group = plan_.groups[group];
-    segment.list = group + slice_;
-    segment.step_begin = static_cast<int32_t>(at_ - begin);
-    segment.step_end = static_cast<int32_t>(end - begin);
-    at_ = end;
+    while (at_ != end_) {
+      const int32_t group = find_last(plan_.work_before, num_groups_ + 1, at_);  // groups without work are skipped
+      const int64_t first_step = plan_.work_before[group] + kGroupSetup, end = min(plan_.work_before[group + 1], end_);
+      const int64_t begin = max(at_, first_step);
+      at_ = end;
+      if (begin >= end) continue;  // of this group the slice has not a single step
+      segment.group = plan_.groups[group];
+      segment.list = group + slice_;
+      segment.step_begin = static_cast<int32_t>(begin - first_step);
+      segment.step_end = static_cast<int32_t>(end - first_step);
+      break;
+    }
     return segment;
   }
 

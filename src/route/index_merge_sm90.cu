@@ -106,12 +106,12 @@ __global__ void __launch_bounds__(kThreads)
   // The lists of the group, and of them those of this warp: begin, begin + step, ..
   int64_t first_list = 0;
   int32_t num_lists = 0;
-  const int64_t step_begin = plan.steps_before[group_id], step_end = plan.steps_before[group_id + 1];
-  if (step_begin != step_end) {
-    const SliceCut cut(sizes, totals.num_steps);
-    const int32_t first_slice = cut.slice_of(step_begin);
+  const int64_t work_begin = plan.work_before[group_id], work_end = plan.work_before[group_id + 1];
+  if (work_begin != work_end) {
+    const SliceCut cut(sizes, totals.work);
+    const int32_t first_slice = cut.slice_of(work_begin + kGroupSetup);
     first_list = group_id + first_slice;
-    num_lists = cut.slice_of(step_end - 1) - first_slice + 1;
+    num_lists = cut.slice_of(work_end - 1) - first_slice + 1;
   }
   const int32_t begin = kShare ? warp : 0, step = kShare ? kWarps : 1;
   const auto row_of = [&](int round) {

@@ -41,11 +41,11 @@ __device__ int32_t kv_len_of(const IndexSizes& sizes, const IndexBatch& batch, i
   return min(max(length, 0), sizes.max_kv_len);
 }
 
-// Steps that the last token of a group sees. None where all visible blocks are chosen anyway.
-__device__ int32_t num_steps(const IndexSizes& sizes, const IndexGroup& group) {
+// For the steps that the last token of a group sees. None where all visible blocks are chosen anyway.
+__device__ int32_t work_of(const IndexSizes& sizes, const IndexGroup& group) {
   const QueryPlace last = query_place(sizes, group, group.num_tokens - 1);
   if (!sizes.keeps_scores && blocks_of(last.visible_keys, sizes.kv_block_size) <= sizes.top_k) return 0;
-  return blocks_of(last.visible_keys, kIndexStepKeys);
+  return last.visible_keys == 0 ? 0 : kGroupSetup + blocks_of(last.visible_keys, kIndexStepKeys);
 }
 
 __global__ void __launch_bounds__(kScanThreads)
@@ -69,7 +69,7 @@ __global__ void __launch_bounds__(kScanThreads)
   carry = 0;
   for (int32_t first = 0; first < num_groups; first += kScanThreads, carry += total) {
     const int32_t g = first + thread;
-    int32_t steps = 0;
+    int32_t work = 0;
     if (g < num_groups) {
       int32_t low = 0, high = sizes.num_sequences;  // the last sequence that begins at or before the group
       while (high - low > 1) {
@@ -84,13 +84,13 @@ __global__ void __launch_bounds__(kScanThreads)
       group.kv_len = kv_len_of(sizes, batch, low);
       group.first_position = group.kv_len - (q_end - group.first_token);
       plan.groups[g] = group;
-      steps = num_steps(sizes, group);
+      work = work_of(sizes, group);
     }
-    const int64_t before = carry + scan_cta(steps, total);
-    if (g < num_groups) plan.steps_before[g] = before;
+    const int64_t before = carry + scan_cta(work, total);
+    if (g < num_groups) plan.work_before[g] = before;
   }
   if (thread == 0) {
-    plan.steps_before[num_groups] = carry;
+    plan.work_before[num_groups] = carry;
     *plan.totals = {carry, num_groups, min(max(cu_q[sizes.num_sequences], 0), sizes.total_q)};
   }
 }

@@ -5,7 +5,8 @@
 // pointers into the caller's tensors and workspace; the host knows shapes only.
 //
 // Words: a group is 256 rows, (token, head) of consecutive tokens of one sequence, that one CTA scores together; a step
-// is 128 keys of a sequence, one block or two; a list is the best blocks of a group among the steps of one slice.
+// is 128 keys of a sequence, one block or two; work is what is cut: steps, and some more for each group; a list is the
+// best blocks of a group among the steps of one slice.
 #pragma once
 
 #include <cstdint>
@@ -53,7 +54,7 @@ struct alignas(16) IndexGroup {
 };
 
 struct IndexTotals {
-  int64_t num_steps;   // of all groups
+  int64_t work;        // of all groups
   int32_t num_groups;  // of this batch
   int32_t end_token;   // of the last sequence
 };
@@ -61,11 +62,11 @@ struct IndexTotals {
 // In the workspace. A slice meets its groups one after the other, so that (group + slice) tells all pairs apart that
 // meet: it is the number of their list.
 struct IndexPlan {
-  int32_t* cu_groups = nullptr;     // [num_sequences + 1] first group of each sequence
-  IndexGroup* groups = nullptr;     // [num_groups]
-  int64_t* steps_before = nullptr;  // [num_groups + 1] steps of all groups before this one
-  IndexTotals* totals = nullptr;    // [1]
-  int64_t* lists = nullptr;         // [num_lists][256 rows][list_size] ranks, best first; see rank_of
+  int32_t* cu_groups = nullptr;    // [num_sequences + 1] first group of each sequence
+  IndexGroup* groups = nullptr;    // [num_groups]
+  int64_t* work_before = nullptr;  // [num_groups + 1] work of all groups before this one
+  IndexTotals* totals = nullptr;   // [1]
+  int64_t* lists = nullptr;        // [num_lists][256 rows][list_size] ranks, best first; see rank_of
 };
 
 // Strides in elements. Keys: packed [total_kv, 128], or pages [num_pages, kv_block_size, 128].

@@ -53,24 +53,25 @@ __device__ int32_t find_last(const T* begins, int32_t count, T value) {
   return low;
 }
 
-// The steps of all groups together, cut into slices that are equal to a step. A slice of fewer than four steps costs
-// more in merging than it saves.
+// The work of a group that has steps is what its queries and lists cost, as much as some steps, and then its steps.
+inline constexpr int32_t kGroupSetup = 4;
+
+// The work of all groups together, cut into slices that are equal to a step. Less than four steps cost more in merging
+// than they save.
 struct SliceCut {
-  int64_t num_steps;
+  int64_t work;
   int32_t num_slices;
 
-  __device__ SliceCut(const IndexSizes& sizes, int64_t steps)
-      : num_steps(steps),
-        num_slices(static_cast<int32_t>(min(static_cast<int64_t>(sizes.num_slices), max(steps / 4, int64_t{1})))) {}
-  __device__ int64_t begin(int32_t slice) const { return num_steps * slice / num_slices; }
-  __device__ int32_t slice_of(int64_t step) const {
-    return static_cast<int32_t>(((step + 1) * num_slices - 1) / num_steps);
-  }
+  __device__ SliceCut(const IndexSizes& sizes, int64_t total)
+      : work(total),
+        num_slices(static_cast<int32_t>(min(static_cast<int64_t>(sizes.num_slices), max(total / 4, int64_t{1})))) {}
+  __device__ int64_t begin(int32_t slice) const { return work * slice / num_slices; }
+  __device__ int32_t slice_of(int64_t at) const { return static_cast<int32_t>(((at + 1) * num_slices - 1) / work); }
 };
 
 // A scored block as one number: the higher rank is chosen first. Its upper half orders the scores as integers: NaN
 // comes last, -inf before it; -0 equals +0. The lower half prefers the lower id.
-inline constexpr int32_t kNoScore = INT32_MIN, kNanScore = INT32_MIN + 1;  // below -inf
+inline constexpr int32_t kNanScore = INT32_MIN + 1;
 inline constexpr int64_t kNoRank = int64_t{INT32_MIN} << 32;
 
 __device__ inline int64_t rank_of(int32_t ordered_score, int32_t id) {
