@@ -54,11 +54,12 @@ __global__ void __launch_bounds__(kScanThreads)
   cuda::wait_for_previous();
   cuda::let_next_begin();
   const int32_t thread = static_cast<int32_t>(threadIdx.x), group_tokens = sizes.group_tokens();
-  const int32_t* cu_q = batch.cu_seqlens_q;
+  // Never behind the tensor, whatever the lengths say.
+  const auto q_begin = [&](int32_t s) { return min(max(batch.cu_seqlens_q[s], 0), sizes.total_q); };
   int64_t carry = 0, total = 0;
   for (int32_t first = 0; first < sizes.num_sequences; first += kScanThreads, carry += total) {
     const int32_t s = first + thread;
-    const int32_t q_len = s < sizes.num_sequences ? max(cu_q[s + 1] - cu_q[s], 0) : 0;
+    const int32_t q_len = s < sizes.num_sequences ? max(q_begin(s + 1) - q_begin(s), 0) : 0;
     const int64_t before = carry + scan_cta(blocks_of(q_len, group_tokens), total);
     if (s < sizes.num_sequences) plan.cu_groups[s] = static_cast<int32_t>(min(before, int64_t{sizes.num_groups}));
   }
@@ -76,10 +77,10 @@ __global__ void __launch_bounds__(kScanThreads)
         const int32_t middle = (low + high) / 2;
         (plan.cu_groups[middle] <= g ? low : high) = middle;
       }
-      const int32_t q_end = cu_q[low + 1];
+      const int32_t q_end = q_begin(low + 1);
       IndexGroup group = {};
       group.sequence = low;
-      group.first_token = cu_q[low] + (g - plan.cu_groups[low]) * group_tokens;
+      group.first_token = q_begin(low) + (g - plan.cu_groups[low]) * group_tokens;
       group.num_tokens = min(group_tokens, q_end - group.first_token);
       group.kv_len = kv_len_of(sizes, batch, low);
       group.first_position = group.kv_len - (q_end - group.first_token);
@@ -91,7 +92,7 @@ __global__ void __launch_bounds__(kScanThreads)
   }
   if (thread == 0) {
     plan.work_before[num_groups] = carry;
-    *plan.totals = {carry, num_groups, min(max(cu_q[sizes.num_sequences], 0), sizes.total_q)};
+    *plan.totals = {carry, num_groups, q_begin(sizes.num_sequences)};
   }
 }
 

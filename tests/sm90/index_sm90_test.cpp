@@ -186,6 +186,21 @@ TEST_F(Index, RepeatsGiveTheSameBitsBesideOtherWork) {
   cudaStreamDestroy(other);
 }
 
+// Nothing is written for tokens that the tensors do not have.
+TEST_F(Index, LengthsBeyondTheTensors) {
+  IndexCase c = make_index_case(line_of(4, 128, 8, "q=100,60 kv=7000,3000"), DType::bf16, Values::integers, 11);
+  IndexDevice device(c);
+  constexpr int64_t kTokens = 90, kIds = 4 * kTokens * 8;
+  device.inputs.index_q.sizes[0] = kTokens;
+  device.outputs.block_index = device_view(device.outputs.block_index.data, DType::i32, {4, kTokens, 8});
+  device.launch();
+  ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+  std::vector<int32_t> ids(4 * 160 * 8);
+  cudaMemcpy(ids.data(), device.outputs.block_index.data, ids.size() * 4, cudaMemcpyDeviceToHost);
+  for (int64_t i = 0; i < kIds; ++i) ASSERT_TRUE(ids[static_cast<size_t>(i)] >= 0) << i;
+  for (size_t i = kIds; i < ids.size(); ++i) ASSERT_EQ(static_cast<uint32_t>(ids[i]), 0xa5a5a5a5u) << i;
+}
+
 TEST_F(Index, ReplayedGraphSeesNewLengthsAndData) {
   for (DType dtype : kDTypes) {
     IndexCase first = make_index_case(line_of(4, 128, 8, "q=100,60 kv=7000,3000"), dtype, Values::integers, 8);
