@@ -11,7 +11,8 @@
 
 namespace tilesieve {
 
-// Four warpgroups of 64 rows each, and a warp that fetches: 120 registers a thread.
+// Four warpgroups of 64 rows each, and a warp that fetches. A quarter of the registers holds five of these warps, so a
+// thread has 96.
 inline constexpr int kScorers = 4, kTileRows = kIndexGroupRows / kScorers, kWarpRows = 16;
 inline constexpr int kScorerWarps = 4 * kScorers, kIndexThreads = 32 * (kScorerWarps + 1);
 
