@@ -8,12 +8,11 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
-#include <cstring>
-#include <regex>
 #include <string>
 #include <vector>
 
 #include "cuda/launch.h"
+#include "sm90/arguments.h"
 #include "sm90/gpu.h"
 #include "sm90/prefill_problem.h"
 #include "sm90/report.h"
@@ -196,12 +195,6 @@ void measure(const Shape& shape, int num_sms, Timer& timer, Report& report, doub
   report.add(shape.name("call-sustained"), "TFLOP/s", rate(sustained.ms), sustained, bound, bytes);
 }
 
-struct Arguments {
-  std::string path, commit = "unknown";
-  std::vector<std::string> only, baselines;
-  bool full = false, list = false;
-};
-
 constexpr const char* kUsage =
     "usage: prefill_sm90_bench OUT.json [--only REGEX]... [--full] [--baseline FILE]... [--commit NAME]\n"
     "       prefill_sm90_bench --list [--only REGEX]... [--full]\n"
@@ -209,37 +202,9 @@ constexpr const char* kUsage =
     "  --full      every selection with 32 heads, with top-8, and with both\n"
     "  --baseline  results of bench/prefill_baselines.py from just before, to compare with\n";
 
-bool parse(int argc, char** argv, Arguments& arguments) {
-  for (int i = 1; i < argc; ++i) {
-    const std::string argument = argv[i];
-    const bool has_value = i + 1 < argc;
-    if (argument == "--full") {
-      arguments.full = true;
-    } else if (argument == "--list") {
-      arguments.list = true;
-    } else if (argument == "--only" && has_value) {
-      arguments.only.push_back(argv[++i]);
-    } else if (argument == "--baseline" && has_value) {
-      arguments.baselines.push_back(argv[++i]);
-    } else if (argument == "--commit" && has_value) {
-      arguments.commit = argv[++i];
-    } else if (!argument.starts_with("-") && arguments.path.empty()) {
-      arguments.path = argument;
-    } else {
-      return false;
-    }
-  }
-  return arguments.list == arguments.path.empty();
-}
-
 std::vector<Shape> chosen(const Arguments& arguments) {
   std::vector<Shape> shapes = all_shapes(arguments.full);
-  if (arguments.only.empty()) return shapes;
-  std::erase_if(shapes, [&](const Shape& shape) {
-    return std::none_of(arguments.only.begin(), arguments.only.end(), [&](const std::string& pattern) {
-      return std::regex_search(shape.name("call"), std::regex(pattern));
-    });
-  });
+  std::erase_if(shapes, [&](const Shape& shape) { return !arguments.wants(shape.name("call")); });
   if (shapes.empty()) throw Error("--only: no case matches; --list shows them");
   return shapes;
 }
@@ -265,7 +230,7 @@ void run(const Arguments& arguments) {
 
 int main(int argc, char** argv) {
   tilesieve::bench::Arguments arguments;
-  if (!tilesieve::bench::parse(argc, argv, arguments)) {
+  if (!arguments.parse(argc, argv)) {
     std::fputs(tilesieve::bench::kUsage, stderr);
     return 2;
   }

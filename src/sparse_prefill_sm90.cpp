@@ -9,6 +9,7 @@
 
 #include "base/fail.h"
 #include "base/rounding.h"
+#include "tensor/checks_sm90.h"
 #ifdef TILESIEVE_HAS_CUDA
 #include "cuda/device.h"
 #include "cuda/nvtx_range.h"
@@ -25,58 +26,11 @@ constexpr int64_t kRangeStep = 256;  // query tokens of one CTA of the map
 constexpr int64_t kMaxRounds = 14, kTilesPerRound = 16;
 constexpr int64_t kRunsPerSm = 2;  // of q-outer, where there are tokens enough
 
-bool is_any(DType dtype, std::initializer_list<DType> allowed) {
-  return std::find(allowed.begin(), allowed.end(), dtype) != allowed.end();
-}
-
-std::string names(std::initializer_list<DType> dtypes) {
-  std::string text;
-  for (DType dtype : dtypes) text += (text.empty() ? "" : " or ") + std::string(name_of(dtype));
-  return text;
-}
-
-// A tensor on the GPU of one of these dtypes and exactly these sizes; `shape` says them in words.
-void check_tensor(std::string_view argument, const TensorView& view, std::initializer_list<DType> dtypes,
-                  std::initializer_list<int64_t> sizes, std::string_view shape) {
-  const auto got = [&] { return view.num_dims == 0 ? std::string("nothing") : view.describe(); };
-  if (view.num_dims != static_cast<int>(sizes.size()) || !std::equal(sizes.begin(), sizes.end(), view.sizes.begin())) {
-    fail("{}: got {}, expected {} [{}] = {}", argument, got(), names(dtypes), fmt::join(sizes, ", "), shape);
-  }
-  if (!is_any(view.dtype, dtypes)) fail("{}: got {}, expected {}", argument, got(), names(dtypes));
-  if (view.device.kind != DeviceKind::cuda) fail("{}: lies on the CPU, expected a CUDA device", argument);
-  if (view.num_elements() > 0 && view.data == nullptr) fail("{}: data is null", argument);
-}
-
-// What 16-byte accesses and the copy engine ask of a tensor whose last dimension is head_dim.
-void check_rows(std::string_view argument, const TensorView& view) {
-  const int last = view.num_dims - 1;
-  if (view.strides[last] != 1) {
-    fail("{}: got a stride of {} between channels, expected 1", argument, view.strides[last]);
-  }
-  const int64_t bytes = size_in_bytes(view.dtype);
-  if (reinterpret_cast<uintptr_t>(view.data) % 16 != 0) fail("{}: data is not aligned to 16 bytes", argument);
-  for (int i = 0; i < last; ++i) {
-    if (view.sizes[i] > 1 && (view.strides[i] < 0 || view.strides[i] * bytes % 16 != 0)) {
-      fail("{}: got a stride of {} elements ({} bytes), expected a non-negative multiple of 16 bytes: {}", argument,
-           view.strides[i], view.strides[i] * bytes, view.describe());
-    }
-  }
-}
-
-void check_contiguous_i32(std::string_view argument, const TensorView& view, int64_t size, std::string_view shape) {
-  check_tensor(argument, view, {DType::i32}, {size}, shape);
-  if (!view.is_contiguous()) fail("{}: got a stride of {}, expected 1", argument, view.strides[0]);
-}
-
 PrefillScale check_scale(std::string_view argument, const TensorView& view, int64_t num_kv_heads) {
   if (view.data == nullptr) return {};
   const bool one = view.num_dims == 1 && view.sizes[0] == 1;
   check_tensor(argument, view, {DType::f32}, {one ? 1 : num_kv_heads}, "1 or num_kv_heads");
   return {view.as<const float>(), one ? 0 : view.strides[0]};
-}
-
-void check_limit(std::string_view argument, int64_t got, int64_t limit) {
-  if (got > limit) fail("{}: got {}, at most {}", argument, got, limit);
 }
 
 }  // namespace
@@ -132,32 +86,15 @@ void PrefillCall::check(const PrefillOptions& options) {
   check_rows("q", q);
   check_rows("k", k);
   check_rows("v", v);
-  if (cu_q.num_dims != 1 || cu_q.sizes[0] < 2) {
-    fail("cu_seqlens_q: got {}, expected i32 [num_sequences + 1] of at least one sequence",
-         cu_q.num_dims == 0 ? "nothing" : cu_q.describe());
-  }
-  const int64_t num_sequences = cu_q.sizes[0] - 1;
-  check_contiguous_i32("cu_seqlens_q", cu_q, num_sequences + 1, "num_sequences + 1");
-  int64_t rows = 0;
+  const SequenceCapacity capacity = check_sequences({cu_q, cu_kv, kv_lens, block_table}, "k", k, paged, block);
+  sizes_.max_pages = static_cast<int32_t>(capacity.max_pages);
+  sizes_.max_kv_len = static_cast<int32_t>(capacity.max_kv_len);
+  int64_t rows = capacity.num_kv_blocks;
   if (paged) {
-    check_contiguous_i32("kv_lens", kv_lens, num_sequences, "num_sequences");
-    check_tensor("block_table", block_table, {DType::i32}, {num_sequences, block_table.sizes[1]},
-                 "num_sequences, max_pages");
-    if (block_table.sizes[1] > 1 && block_table.strides[1] != 1) {
-      fail("block_table: got a stride of {} between pages, expected 1", block_table.strides[1]);
-    }
-    check_limit("block_table: max_pages", block_table.sizes[1], INT32_MAX / block);
-    sizes_.max_pages = static_cast<int32_t>(std::max<int64_t>(block_table.sizes[1], 1));
-    sizes_.max_kv_len = static_cast<int32_t>(block_table.sizes[1] * block);
-    rows = num_sequences * block_table.sizes[1];
     batch_.kv_lens = kv_lens.as<const int32_t>();
     batch_.block_table = block_table.as<const int32_t>();
     batch_.block_table_stride = block_table.strides[0];
   } else {
-    check_contiguous_i32("cu_seqlens_kv", cu_kv, num_sequences + 1, "num_sequences + 1");
-    check_limit("k: total_kv", k.sizes[0], INT32_MAX - 2 * block);
-    sizes_.max_kv_len = static_cast<int32_t>(k.sizes[0]);
-    rows = k.sizes[0] / block + num_sequences;
     batch_.cu_seqlens_kv = cu_kv.as<const int32_t>();
   }
   if (options.max_kv_blocks < 0) fail("max_kv_blocks: got {}, expected 0 or more", options.max_kv_blocks);
@@ -186,7 +123,7 @@ void PrefillCall::check(const PrefillOptions& options) {
   static_cast<void>(check_scale("v_scale", v_scale, num_kv_heads));
   quantizes_q_ = q.dtype == DType::bf16 && k.dtype == DType::f8_e4m3;
   softmax_scale_ = options.softmax_scale != 0 ? options.softmax_scale : 1 / std::sqrt(static_cast<double>(head_dim));
-  sizes_.num_sequences = static_cast<int32_t>(num_sequences);
+  sizes_.num_sequences = static_cast<int32_t>(capacity.num_sequences);
   sizes_.num_q_heads = static_cast<int32_t>(num_q_heads);
   sizes_.num_kv_heads = static_cast<int32_t>(num_kv_heads);
   sizes_.group_size = static_cast<int32_t>(group);

@@ -31,6 +31,7 @@ HEADERS: dict[str, set[str]] = {
     "metrics": _SIZES | {"route", "plan", "attend"},
     "roofline": _SIZES | {"route", "plan", "attend"},
 }
+HEADERS["index_sm90"] = _SIZES
 HEADERS["sparse_prefill_sm90"] = _SIZES | {"route", "plan"}
 HEADERS["tilesieve"] = set(HEADERS)  # the umbrella
 

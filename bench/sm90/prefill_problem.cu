@@ -9,6 +9,7 @@
 #include <random>
 
 #include "cuda/launch.h"
+#include "sm90/mix.h"
 #include "sm90/prefill_problem.h"
 #include "tilesieve/error.h"
 
@@ -20,12 +21,6 @@ using cuda::check;
 
 constexpr int kMaxTopK = 32, kSamples = 64;
 
-__host__ __device__ uint64_t mix(uint64_t x) {
-  x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9ull;
-  x = (x ^ x >> 27) * 0x94d049bb133111ebull;
-  return x ^ x >> 31;
-}
-
 // A stream of random numbers for each seed.
 struct Random {
   uint64_t state;
@@ -33,18 +28,6 @@ struct Random {
     return static_cast<uint32_t>((mix(state += 0x9e3779b97f4a7c15ull) >> 32) * static_cast<uint64_t>(n) >> 32);
   }
 };
-
-// About normal: the sum of four uniform 16-bit numbers.
-template <class T>
-__global__ void fill_kernel(T* out, int64_t count, uint64_t seed) {
-  for (int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < count;
-       i += static_cast<int64_t>(gridDim.x) * blockDim.x) {
-    const uint64_t x = mix((static_cast<uint64_t>(i) + seed) * 0x9e3779b97f4a7c15ull);
-    float sum = 0;
-    for (int j = 0; j < 4; ++j) sum += static_cast<float>(x >> (16 * j) & 0xffff);
-    out[i] = T((sum / 65536.0f - 2.0f) * 1.7320508f);
-  }
-}
 
 // Distinct ascending ids.
 struct Row {
@@ -126,29 +109,6 @@ __global__ void reference_kernel(const Q* q, const Kv* k, const Kv* v, Reference
 }
 static_assert(kBlock == kDim, "reference_kernel has one thread for either");
 
-Memory random_values(DType dtype, int64_t count, uint64_t seed) {
-  Memory memory = allocate(count * size_in_bytes(dtype));
-  if (dtype == DType::bf16) {
-    fill_kernel<<<2048, 256>>>(static_cast<__nv_bfloat16*>(memory.get()), count, seed);
-  } else {
-    fill_kernel<<<2048, 256>>>(static_cast<__nv_fp8_e4m3*>(memory.get()), count, seed);
-  }
-  check(cudaGetLastError(), "fill");
-  return memory;
-}
-
-Memory upload(const std::vector<int32_t>& values) {
-  Memory memory = allocate(static_cast<int64_t>(values.size() * 4));
-  check(cudaMemcpy(memory.get(), values.data(), values.size() * 4, cudaMemcpyHostToDevice), "upload");
-  return memory;
-}
-
-TensorView device_view(const Memory& memory, DType dtype, std::initializer_list<int64_t> sizes) {
-  TensorView view = contiguous_view(memory.get(), dtype, sizes);
-  view.device.kind = DeviceKind::cuda;
-  return view;
-}
-
 const char* name_of(Selection selection) {
   switch (selection) {
     case Selection::overlapping:
@@ -161,14 +121,6 @@ const char* name_of(Selection selection) {
 }
 
 }  // namespace
-
-void Freed::operator()(void* data) const { cudaFree(data); }
-
-Memory allocate(int64_t bytes) {
-  void* data = nullptr;
-  check(cudaMalloc(&data, static_cast<size_t>(bytes)), "cudaMalloc");
-  return Memory(data);
-}
 
 std::string Shape::name(const std::string& what) const {
   return "m3/" + what + "/" + dtype + "/" + std::to_string(kv_len) + "x" + std::to_string(q_len) + "/" +

@@ -7,6 +7,7 @@
 #include "tilesieve/combine.h"
 #include "tilesieve/error.h"
 #include "tilesieve/execution.h"
+#include "tilesieve/index_sm90.h"
 #include "tilesieve/io.h"
 #include "tilesieve/metrics.h"
 #include "tilesieve/plan.h"

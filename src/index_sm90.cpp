@@ -1,0 +1,210 @@
+// SPDX-License-Identifier: Apache-2.0
+// The index branch on Hopper on one screen: check, size, then schedule -> score -> merge.
+#include "index_sm90.h"
+
+#include <algorithm>
+
+#include "base/fail.h"
+#include "base/rounding.h"
+#include "tensor/checks_sm90.h"
+#ifdef TILESIEVE_HAS_CUDA
+#include "cuda/device.h"
+#include "cuda/nvtx_range.h"
+#endif
+
+namespace tilesieve::sm90 {
+
+namespace {
+
+constexpr int64_t kAlignment = 256;
+
+int32_t check_forced(std::string_view argument, int64_t blocks) {
+  if (blocks < 0) fail("{}: got {}, expected 0 or more", argument, blocks);
+  return static_cast<int32_t>(std::min<int64_t>(blocks, kMaxIndexTopK));  // more never fit
+}
+
+}  // namespace
+
+IndexCall::IndexCall(const IndexInputs& inputs, const IndexOutputs& outputs, const IndexOptions& options, int num_sms) {
+  sizes_.num_slices = num_sms;
+  check(inputs, outputs, options);
+  lay_out();
+}
+
+void IndexCall::check(const IndexInputs& inputs, const IndexOutputs& outputs, const IndexOptions& options) {
+  const auto& [q, k, cu_q, cu_kv, kv_lens, block_table] = inputs;
+  const auto& [block_index, scores] = outputs;
+  const bool paged = k.num_dims == 3;
+  const int64_t block = options.kv_block_size;
+  if (q.num_dims != 3) fail("index_q: got {} dimensions, expected [total_q, num_heads, 128]", q.num_dims);
+  if (k.num_dims != 2 && !paged) {
+    fail("index_k: got {} dimensions, expected [total_kv, 128] or [num_pages, page_size, 128]", k.num_dims);
+  }
+  const int64_t total_q = q.sizes[0], num_heads = q.sizes[1];
+  if (!is_index_heads(num_heads)) fail("index_q: got {} heads, expected 1, 2 or 4", num_heads);
+  if (q.sizes[2] != kIndexDim) fail("index_q: got {} channels, expected {}", q.sizes[2], kIndexDim);
+  if (block != 64 && block != 128) fail("kv_block_size: got {}, expected 64 or 128", block);
+  check_tensor("index_q", q, {DType::bf16, DType::f8_e4m3}, {total_q, num_heads, kIndexDim},
+               "total_q, num_heads, index_dim");
+  check_limit("index_q: total_q", total_q, int64_t{1} << 29);
+  if (paged) {
+    if (k.sizes[1] != block) fail("index_k: got pages of {} tokens, expected kv_block_size = {}", k.sizes[1], block);
+    check_tensor("index_k", k, {q.dtype}, {k.sizes[0], block, kIndexDim}, "num_pages, page_size, index_dim");
+    check_limit("index_k: num_pages", k.sizes[0], INT32_MAX);
+  } else {
+    check_tensor("index_k", k, {q.dtype}, {k.sizes[0], kIndexDim}, "total_kv, index_dim");
+  }
+  check_rows("index_q", q);
+  check_rows("index_k", k);
+  const SequenceCapacity capacity = check_sequences({cu_q, cu_kv, kv_lens, block_table}, "index_k", k, paged, block);
+  if (block_index.num_dims != 3 || block_index.sizes[2] < 1 || block_index.sizes[2] > kMaxIndexTopK) {
+    fail("block_index: got {}, expected i32 [num_heads, total_q, top_k] with top_k 1 to {}",
+         block_index.num_dims == 0 ? "nothing" : block_index.describe(), kMaxIndexTopK);
+  }
+  check_tensor("block_index", block_index, {DType::i32}, {num_heads, total_q, block_index.sizes[2]},
+               "num_heads, total_q, top_k");
+  if (scores.data != nullptr) {
+    const int64_t blocks = ceil_div(capacity.max_kv_len, block);
+    check_tensor("scores", scores, {DType::f32}, {num_heads, total_q, std::max(scores.sizes[2], blocks)},
+                 "num_heads, total_q, at least the blocks of the longest sequence");
+    check_limit("scores: max_blocks", scores.sizes[2], INT32_MAX);
+    if (scores.strides[2] != 1 && scores.sizes[2] > 1) {
+      fail("scores: got a stride of {} between blocks, expected 1", scores.strides[2]);
+    }
+  }
+
+  sizes_.num_sequences = static_cast<int32_t>(capacity.num_sequences);
+  sizes_.num_heads = static_cast<int32_t>(num_heads);
+  sizes_.kv_block_size = static_cast<int32_t>(block);
+  sizes_.total_q = static_cast<int32_t>(total_q);
+  sizes_.top_k = static_cast<int32_t>(block_index.sizes[2]);
+  sizes_.init_blocks = check_forced("init_blocks", options.init_blocks);
+  sizes_.local_blocks = check_forced("local_blocks", options.local_blocks);
+  sizes_.max_kv_len = static_cast<int32_t>(capacity.max_kv_len);
+  sizes_.max_pages = static_cast<int32_t>(capacity.max_pages);
+  sizes_.num_groups = static_cast<int32_t>(total_q / sizes_.group_tokens() + std::min(capacity.num_sequences, total_q));
+  sizes_.causal = options.causal;
+  sizes_.keeps_scores = scores.data != nullptr;
+
+  batch_.cu_seqlens_q = cu_q.as<const int32_t>();
+  if (paged) {
+    batch_.kv_lens = kv_lens.as<const int32_t>();
+    batch_.block_table = block_table.as<const int32_t>();
+    batch_.block_table_stride = block_table.strides[0];
+  } else {
+    batch_.cu_seqlens_kv = cu_kv.as<const int32_t>();
+  }
+  tensors_.dtype = q.dtype;
+  tensors_.q = q.data;
+  tensors_.q_token_stride = q.strides[0];
+  tensors_.q_head_stride = q.strides[1];
+  tensors_.k = k.data;
+  tensors_.kv_tokens = k.sizes[paged ? 1 : 0];
+  tensors_.num_pages = paged ? k.sizes[0] : 1;
+  tensors_.k_token_stride = k.strides[paged ? 1 : 0];
+  tensors_.k_page_stride = paged ? k.strides[0] : 0;
+  output_.ids = block_index.as<int32_t>();
+  output_.head_stride = block_index.strides[0];
+  output_.token_stride = block_index.strides[1];
+  output_.slot_stride = block_index.strides[2];
+  output_.scores = scores.as<float>();
+  output_.scores_head_stride = scores.strides[0];
+  output_.scores_token_stride = scores.strides[1];
+  output_.max_blocks = static_cast<int32_t>(scores.sizes[2]);
+}
+
+void IndexCall::lay_out() {
+  const auto take = [this](int64_t bytes) {
+    const int64_t at = layout_.bytes;
+    layout_.bytes += round_up(bytes, kAlignment);
+    return at;
+  };
+  layout_.cu_groups = take(int64_t{4} * (sizes_.num_sequences + 1));
+  layout_.groups = take(static_cast<int64_t>(sizeof(IndexGroup)) * sizes_.num_groups);
+  layout_.work_before = take(int64_t{8} * (sizes_.num_groups + 1));
+  layout_.totals = take(sizeof(IndexTotals));
+  layout_.lists = take(sizes_.num_lists() * kIndexGroupRows * sizes_.list_size() * 8);
+}
+
+#ifdef TILESIEVE_HAS_CUDA
+
+namespace {
+
+template <class T>
+T* at(void* workspace, int64_t offset) {
+  return reinterpret_cast<T*>(static_cast<uint8_t*>(workspace) + offset);
+}
+
+}  // namespace
+
+IndexPlan IndexCall::plan_in(void* workspace) const {
+  IndexPlan plan;
+  plan.cu_groups = at<int32_t>(workspace, layout_.cu_groups);
+  plan.groups = at<IndexGroup>(workspace, layout_.groups);
+  plan.work_before = at<int64_t>(workspace, layout_.work_before);
+  plan.totals = at<IndexTotals>(workspace, layout_.totals);
+  plan.lists = at<int64_t>(workspace, layout_.lists);
+  return plan;
+}
+
+void IndexCall::schedule(void* workspace, Stream stream) const {
+  const cuda::NvtxRange nvtx("index schedule");
+  launch_index_schedule(sizes_, batch_, plan_in(workspace), stream);
+}
+
+void IndexCall::score(void* workspace, Stream stream) const {
+  const cuda::NvtxRange nvtx("index scores");
+  IndexTensors tensors = tensors_;
+  if (tensors.k == nullptr) tensors.k = workspace;  // without keys nothing is read, but a map wants an address
+  launch_index_scores(sizes_, batch_, plan_in(workspace), tensors, output_, stream);
+}
+
+void IndexCall::merge(void* workspace, Stream stream) const {
+  const cuda::NvtxRange nvtx("index merge");
+  launch_index_merge(sizes_, plan_in(workspace), output_, stream);
+}
+
+void IndexCall::run(void* workspace, Stream stream) const {
+  if (sizes_.total_q == 0) return;
+  schedule(workspace, stream);
+  score(workspace, stream);
+  merge(workspace, stream);
+}
+
+int64_t choose_blocks_workspace(const IndexInputs& inputs, const IndexOutputs& outputs, const IndexOptions& options) {
+  return IndexCall(inputs, outputs, options, cuda::current_device().num_sms).layout().bytes;
+}
+
+void choose_blocks(const IndexInputs& inputs, const IndexOutputs& outputs, const IndexOptions& options, void* workspace,
+                   int64_t workspace_bytes, void* stream) {
+  const cuda::NvtxRange nvtx("choose_blocks");
+  const cuda::DeviceFacts device = cuda::current_device();
+  if (device.compute_capability != 90) {
+    fail("device: got compute capability {}.{}, the kernels are for 9.0", device.compute_capability / 10,
+         device.compute_capability % 10);
+  }
+  const IndexCall call(inputs, outputs, options, device.num_sms);
+  if (workspace_bytes < call.layout().bytes || workspace == nullptr) {
+    fail("workspace: got {} bytes, need {}", workspace == nullptr ? 0 : workspace_bytes, call.layout().bytes);
+  }
+  if (reinterpret_cast<uintptr_t>(workspace) % kAlignment != 0) fail("workspace: not aligned to {} bytes", kAlignment);
+  call.run(workspace, stream);
+}
+
+std::string why_no_choose_blocks() { return cuda::why_no_device(); }
+
+#else  // without CUDA the call exists and says why it cannot run
+
+int64_t choose_blocks_workspace(const IndexInputs&, const IndexOutputs&, const IndexOptions&) {
+  fail("choose_blocks: {}", why_no_choose_blocks());
+}
+
+void choose_blocks(const IndexInputs&, const IndexOutputs&, const IndexOptions&, void*, int64_t, void*) {
+  fail("choose_blocks: {}", why_no_choose_blocks());
+}
+
+std::string why_no_choose_blocks() { return "this build has no CUDA kernels (TILESIEVE_CUDA=OFF)"; }
+
+#endif
+
+}  // namespace tilesieve::sm90
