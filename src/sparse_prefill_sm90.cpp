@@ -344,8 +344,11 @@ void PrefillCall::combine(void* workspace, int32_t range, int32_t head_begin, St
 
 void PrefillCall::run(void* workspace, Stream stream) const {
   if (sizes_.total_q == 0) return;
-  sequence_rows(workspace, stream);
-  if (!loop_) choose(workspace, stream);
+  if (loop_) {
+    sequence_rows(workspace, stream);
+  } else {
+    choose(workspace, stream);
+  }
   for (int32_t range = 0; range < num_ranges(); ++range) {
     if (quantizes_q_) quantize(workspace, range, stream);
     const AttendTensors tensors = attend_tensors(workspace, range);
@@ -361,7 +364,6 @@ void PrefillCall::run(void* workspace, Stream stream) const {
 }
 
 PrefillChoice PrefillCall::counted(void* workspace, Stream stream) const {
-  sequence_rows(workspace, stream);
   choose(workspace, stream);
   return read_choice(map_in(workspace), stream);
 }

@@ -11,6 +11,10 @@
 
 namespace tilesieve::cuda {
 
+__device__ inline void prefetch_tensor_map(const CUtensorMap* map) {
+  asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
+}
+
 __device__ inline void copy_box_3d(void* destination, const CUtensorMap* map, uint64_t* barrier, int32_t x, int32_t y,
                                    int32_t z) {
   asm volatile(

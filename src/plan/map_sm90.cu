@@ -6,7 +6,9 @@
 #include <algorithm>
 
 #include "cuda/launch.h"
+#include "cuda/scan.h"
 #include "plan/map_sm90.h"
+#include "tensor/sequence_rows_sm90.h"
 
 namespace tilesieve {
 
@@ -15,50 +17,16 @@ namespace {
 constexpr int kChunk = 256;              // query tokens of one CTA
 constexpr int kMaskWords = kChunk / 32;  // of one row
 constexpr int kMaxWindow = 2048;         // rows whose masks lie in shared memory together: 64 KiB
-constexpr int kScanThreads = 1024;
+using cuda::kScanThreads;
 
-__device__ int32_t kv_len_of(const PrefillBatch& batch, const PrefillSizes& sizes, int32_t sequence) {
-  const int32_t length = batch.kv_lens != nullptr ? batch.kv_lens[sequence]
-                                                  : batch.cu_seqlens_kv[sequence + 1] - batch.cu_seqlens_kv[sequence];
-  return min(max(length, 0), sizes.max_kv_len);
-}
-
-// What is summed over sequences and over rows.
+// What is summed over rows.
 struct Sums {
   int32_t entries, tiles, blocks;
 };
 __device__ Sums operator+(Sums a, Sums b) { return {a.entries + b.entries, a.tiles + b.tiles, a.blocks + b.blocks}; }
-__device__ Sums shuffle_up(Sums x, int lanes) {
-  return {__shfl_up_sync(0xffffffffu, x.entries, lanes), __shfl_up_sync(0xffffffffu, x.tiles, lanes),
-          __shfl_up_sync(0xffffffffu, x.blocks, lanes)};
-}
-
-__device__ Sums scan_warp(Sums mine) {  // inclusive
-#pragma unroll
-  for (int lanes = 1; lanes < 32; lanes *= 2) {
-    const Sums other = shuffle_up(mine, lanes);
-    if (static_cast<int>(threadIdx.x % 32) >= lanes) mine = mine + other;
-  }
-  return mine;
-}
-
-// The sums of the threads before this one, and of all of them.
-__device__ Sums scan_cta(Sums mine, Sums& total) {
-  __shared__ Sums of_warp[kScanThreads / 32];
-  const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
-  const Sums inside = scan_warp(mine);
-  if (lane == 31) of_warp[warp] = inside;
-  __syncthreads();
-  const Sums warps = scan_warp(of_warp[lane]);
-  total = {__shfl_sync(0xffffffffu, warps.entries, 31), __shfl_sync(0xffffffffu, warps.tiles, 31),
-           __shfl_sync(0xffffffffu, warps.blocks, 31)};
-  const int before = max(warp - 1, 0);
-  Sums result = {__shfl_sync(0xffffffffu, warps.entries, before), __shfl_sync(0xffffffffu, warps.tiles, before),
-                 __shfl_sync(0xffffffffu, warps.blocks, before)};
-  if (warp == 0) result = {0, 0, 0};
-  __syncthreads();  // before the next use of of_warp
-  return {result.entries + inside.entries - mine.entries, result.tiles + inside.tiles - mine.tiles,
-          result.blocks + inside.blocks - mine.blocks};
+__device__ Sums shuffle(Sums x, int lane) {
+  return {__shfl_sync(0xffffffffu, x.entries, lane), __shfl_sync(0xffffffffu, x.tiles, lane),
+          __shfl_sync(0xffffffffu, x.blocks, lane)};
 }
 
 __global__ void __launch_bounds__(kScanThreads)
@@ -66,25 +34,8 @@ __global__ void __launch_bounds__(kScanThreads)
                          const __grid_constant__ PrefillMap map) {
   cuda::wait_for_previous();
   cuda::let_next_begin();
-  int32_t carry = 0;
-  for (int32_t first = 0; first < sizes.num_sequences; first += kScanThreads) {
-    const int32_t s = first + static_cast<int32_t>(threadIdx.x);
-    int32_t blocks = 0;
-    if (s < sizes.num_sequences) {
-      const int32_t length = kv_len_of(batch, sizes, s);
-      map.kv_lens[s] = length;
-      blocks = length / sizes.kv_block_size + (length % sizes.kv_block_size != 0);
-    }
-    Sums total;
-    const Sums before = scan_cta({0, 0, blocks}, total);
-    if (s < sizes.num_sequences) map.cu_rows[s] = carry + before.blocks;
-    carry += total.blocks;
-  }
-  if (threadIdx.x == 0) {
-    map.cu_rows[sizes.num_sequences] = carry;
-    map.run_claims[0] = map.run_claims[1] = 0;
-    if (map.choice != nullptr) *map.choice = {};
-  }
+  write_sequence_rows(sizes, batch, map);
+  if (threadIdx.x == 0) map.run_claims[0] = map.run_claims[1] = 0;
 }
 
 // The last sequence that begins at or before `value`: empty ones before it are skipped.
@@ -321,7 +272,7 @@ __global__ void __launch_bounds__(kScanThreads)
     const bool leads = part == 0 && of_row > 0;
     const int32_t tiles = (of_row + sizes.tile_tokens() - 1) / sizes.tile_tokens();
     Sums total;
-    const Sums before = carry + scan_cta({count, leads ? tiles : 0, leads}, total);
+    const Sums before = carry + cuda::scan_cta({count, leads ? tiles : 0, leads}, total);
     if (leads) {
       work.num_entries = of_row;
       work.tile_begin = before.tiles;

@@ -3,43 +3,17 @@
 #include <algorithm>
 
 #include "cuda/launch.h"
+#include "cuda/scan.h"
 #include "cuda/tensor_map.h"
 #include "route/index_scorer_sm90.h"
+#include "tensor/sequence_rows_sm90.h"
 #include "tilesieve/error.h"
 
 namespace tilesieve {
 
 namespace {
 
-constexpr int kScanThreads = 1024;
-
-// Of the threads before this one, and of all of them.
-__device__ int64_t scan_cta(int64_t mine, int64_t& total) {
-  __shared__ int64_t of_warp[kScanThreads / 32];
-  const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
-  const auto scan_warp = [&](int64_t x) {  // inclusive
-#pragma unroll
-    for (int lanes = 1; lanes < 32; lanes *= 2) {
-      const int64_t other = __shfl_up_sync(0xffffffffu, x, lanes);
-      if (lane >= lanes) x += other;
-    }
-    return x;
-  };
-  const int64_t inside = scan_warp(mine);
-  if (lane == 31) of_warp[warp] = inside;
-  __syncthreads();
-  const int64_t warps = scan_warp(of_warp[lane]);
-  total = __shfl_sync(0xffffffffu, warps, 31);
-  const int64_t before = __shfl_sync(0xffffffffu, warps, max(warp - 1, 0));
-  __syncthreads();  // before the next use of of_warp
-  return (warp == 0 ? 0 : before) + inside - mine;
-}
-
-__device__ int32_t kv_len_of(const IndexSizes& sizes, const IndexBatch& batch, int32_t sequence) {
-  const int32_t length = batch.kv_lens != nullptr ? batch.kv_lens[sequence]
-                                                  : batch.cu_seqlens_kv[sequence + 1] - batch.cu_seqlens_kv[sequence];
-  return min(max(length, 0), sizes.max_kv_len);
-}
+using cuda::kScanThreads;
 
 // For the steps that the last token of a group sees. None where all visible blocks are chosen anyway.
 __device__ int32_t work_of(const IndexSizes& sizes, const IndexGroup& group) {
@@ -60,7 +34,7 @@ __global__ void __launch_bounds__(kScanThreads)
   for (int32_t first = 0; first < sizes.num_sequences; first += kScanThreads, carry += total) {
     const int32_t s = first + thread;
     const int32_t q_len = s < sizes.num_sequences ? max(q_begin(s + 1) - q_begin(s), 0) : 0;
-    const int64_t before = carry + scan_cta(blocks_of(q_len, group_tokens), total);
+    const int64_t before = carry + cuda::scan_cta<int64_t>(blocks_of(q_len, group_tokens), total);
     if (s < sizes.num_sequences) plan.cu_groups[s] = static_cast<int32_t>(min(before, int64_t{sizes.num_groups}));
   }
   const int32_t num_groups = static_cast<int32_t>(min(carry, int64_t{sizes.num_groups}));
@@ -87,7 +61,7 @@ __global__ void __launch_bounds__(kScanThreads)
       plan.groups[g] = group;
       work = work_of(sizes, group);
     }
-    const int64_t before = carry + scan_cta(work, total);
+    const int64_t before = carry + cuda::scan_cta<int64_t>(work, total);
     if (g < num_groups) plan.work_before[g] = before;
   }
   if (thread == 0) {

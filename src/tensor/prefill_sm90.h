@@ -70,11 +70,9 @@ struct PrefillBatch {
 // The loops of a call. Where the device chooses, both are launched and the kernels of one return at once.
 enum class PrefillLoop : int32_t { kv_outer, q_outer };
 
-// Counted on sampled runs and scaled up to all, what the model makes of it, and what was chosen.
+// What was chosen, and from what: counts of sampled runs, scaled up to all, and what the model makes of them.
 struct PrefillChoice {
   PrefillLoop loop;
-  int32_t done;        // CTAs of the choosing kernel; 0 before it
-  int32_t sampled[4];  // runs, picks, blocks of tiles, blocks of runs; 0 before it
   float runs, picks, blocks, tile_blocks, run_blocks;  // see LoopModel
   float kv_us, q_us;
 };

@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// A warp for each sampled run walks its union and counts: the blocks that its tokens, its tiles and it as a whole
-// picked. The last CTA compares what the loops would take.
+// One cluster. A warp for each sampled run walks its union and counts: the blocks that its tokens, its tiles and it as a
+// whole picked. Then one thread compares what the loops would take. The rows of the sequences are written on the way: a
+// launch costs more than they do.
+#include <cooperative_groups.h>
+
 #include <algorithm>
 
 #include "attend/sm90/choose_loop.h"
@@ -12,7 +15,11 @@ namespace tilesieve {
 
 namespace {
 
-constexpr int kWarps = 4, kSamplesPerWarp = 2;
+namespace cg = cooperative_groups;
+
+constexpr int kCtas = 8, kWarps = 32;  // of one cluster: 256 sampled runs at a time, and all there are to sum
+constexpr int kSamples = kCtas * kWarps;
+constexpr size_t kSharedBytes = sizeof(int32_t) * sm90::kPickSlots * kWarps;
 
 struct ChooseArgs {
   PrefillSizes sizes;
@@ -32,7 +39,7 @@ __device__ void count_run(const ChooseArgs& args, int32_t (&picks)[sm90::kPickSl
   const auto place = static_cast<int32_t>(sample * places / args.num_samples);
   sm90::TokenRun run;
   run.head = place % args.sizes.num_kv_heads;
-  if (!sm90::find_run(args.sizes, args.batch, args.map.kv_lens, 0, args.sizes.total_q, kQOuterTiles * args.tile_tokens,
+  if (!sm90::find_run(args.sizes, args.batch, 0, args.sizes.total_q, kQOuterTiles * args.tile_tokens,
                       place / args.sizes.num_kv_heads, run)) {
     return;
   }
@@ -49,43 +56,48 @@ __device__ void count_run(const ChooseArgs& args, int32_t (&picks)[sm90::kPickSl
   __syncwarp();
 }
 
-__global__ void __launch_bounds__(32 * kWarps) choose_loop_kernel(const __grid_constant__ ChooseArgs args) {
+__global__ void __cluster_dims__(kCtas) __launch_bounds__(32 * kWarps)
+    choose_loop_kernel(const __grid_constant__ ChooseArgs args) {
   cuda::wait_for_previous();
   cuda::let_next_begin();
-  __shared__ int32_t picks[kWarps][sm90::kPickSlots];
-  __shared__ bool last;
-  PrefillChoice& choice = *args.map.choice;
+  extern __shared__ int32_t picks[][sm90::kPickSlots];  // of each warp
+  __shared__ int32_t of_cta[4];
+  const cg::cluster_group cluster = cg::this_cluster();
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
+  const int32_t sample = static_cast<int32_t>(blockIdx.x) * kWarps + warp;
   Counts counts;
-  for (int32_t sample = static_cast<int32_t>(blockIdx.x) * kWarps + warp; sample < args.num_samples;
-       sample += static_cast<int32_t>(gridDim.x) * kWarps) {
-    count_run(args, picks[warp], sample, counts);
-  }
-  if (lane == 0) {
+  if (sample < args.num_samples) count_run(args, picks[warp], sample, counts);
+  if (threadIdx.x < 4) of_cta[threadIdx.x] = 0;
+  __syncthreads();
+  if (lane < 4) atomicAdd(&of_cta[lane], counts.of[lane]);
+  if (blockIdx.x == 0) write_sequence_rows(args.sizes, args.batch, args.map);
+  cluster.sync();
+  if (blockIdx.x == 0 && threadIdx.x == 0) {
+    float sums[4] = {};
+    for (unsigned cta = 0; cta < kCtas; ++cta) {
+      const int32_t* other = cluster.map_shared_rank(of_cta, cta);
 #pragma unroll
-    for (int i = 0; i < 4; ++i) atomicAdd(&choice.sampled[i], counts.of[i]);
-    __threadfence();
+      for (int i = 0; i < 4; ++i) sums[i] += static_cast<float>(other[i]);
+    }
+    const PrefillSizes& sizes = args.sizes;
+    const float all = static_cast<float>(args.num_places) * static_cast<float>(sizes.num_kv_heads) /
+                      static_cast<float>(args.num_samples);
+    const int32_t rows = args.map.cu_rows[sizes.num_sequences];
+    PrefillChoice choice;
+    choice.runs = all * sums[0];
+    choice.picks = all * sums[1];
+    choice.tile_blocks = all * sums[2];
+    choice.run_blocks = all * sums[3];
+    choice.blocks = fminf(choice.run_blocks, static_cast<float>(rows) * static_cast<float>(sizes.num_kv_heads));
+    choice.kv_us = args.model.kv_outer_us(choice);
+    choice.q_us = args.model.q_outer_us(choice, static_cast<float>(sizes.num_sms));
+    // kv-outer has no place for more key blocks than the caller said there are.
+    const bool q_outer = choice.q_us <= choice.kv_us || rows > sizes.num_rows;
+    choice.loop = q_outer ? PrefillLoop::q_outer : PrefillLoop::kv_outer;
+    *args.map.choice = choice;
+    args.map.run_claims[0] = args.map.run_claims[1] = 0;
   }
-  __syncthreads();
-  if (threadIdx.x == 0) last = atomicAdd(&choice.done, 1) == static_cast<int32_t>(gridDim.x) - 1;
-  __syncthreads();
-  if (!last || threadIdx.x != 0) return;
-  __threadfence();
-  const PrefillSizes& sizes = args.sizes;
-  const float all = static_cast<float>(args.num_places) * static_cast<float>(sizes.num_kv_heads) /
-                    static_cast<float>(args.num_samples);
-  const auto scaled = [&](int i) { return all * static_cast<float>(atomicAdd(&choice.sampled[i], 0)); };
-  const int32_t rows = args.map.cu_rows[sizes.num_sequences];
-  choice.runs = scaled(0);
-  choice.picks = scaled(1);
-  choice.tile_blocks = scaled(2);
-  choice.run_blocks = scaled(3);
-  choice.blocks = fminf(choice.run_blocks, static_cast<float>(rows) * static_cast<float>(sizes.num_kv_heads));
-  choice.kv_us = args.model.kv_outer_us(choice);
-  choice.q_us = args.model.q_outer_us(choice, static_cast<float>(sizes.num_sms));
-  // kv-outer has no place for more key blocks than the caller said there are.
-  const bool q_outer = choice.q_us <= choice.kv_us || rows > sizes.num_rows;
-  choice.loop = q_outer ? PrefillLoop::q_outer : PrefillLoop::kv_outer;
+  cluster.sync();  // shared memory stays until it has been read
 }
 
 }  // namespace
@@ -100,9 +112,9 @@ void launch_choose_loop(const PrefillSizes& sizes, const PrefillBatch& batch, co
   args.tile_tokens = tile_tokens;
   args.num_places = sm90::num_run_places(sizes.total_q, kQOuterTiles * tile_tokens, sizes.num_sequences);
   const int64_t places = static_cast<int64_t>(args.num_places) * sizes.num_kv_heads;
-  args.num_samples = static_cast<int32_t>(std::min<int64_t>(places, sizes.num_sms * kWarps * kSamplesPerWarp));
-  const unsigned ctas = static_cast<unsigned>(std::min((args.num_samples + kWarps - 1) / kWarps, sizes.num_sms));
-  cuda::launch("choose loop", choose_loop_kernel, dim3(ctas), 32 * kWarps, 0, stream, args);
+  args.num_samples = static_cast<int32_t>(std::min<int64_t>(places, kSamples));
+  cuda::allow_shared_bytes("choose loop", choose_loop_kernel, kSharedBytes);
+  cuda::launch("choose loop", choose_loop_kernel, dim3(kCtas), 32 * kWarps, kSharedBytes, stream, args);
 }
 
 PrefillChoice read_choice(const PrefillMap& map, Stream stream) {

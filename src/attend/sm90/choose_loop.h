@@ -7,7 +7,7 @@
 
 namespace tilesieve {
 
-// Writes map.choice from the picks of all query tokens.
+// Writes map.choice from the picks of all query tokens; and what launch_sequence_rows writes.
 void launch_choose_loop(const PrefillSizes& sizes, const PrefillBatch& batch, const PrefillMap& map,
                         const LoopModel& model, int32_t tile_tokens, Stream stream);
 

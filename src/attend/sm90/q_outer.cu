@@ -96,7 +96,6 @@ void launch_q_outer(const PrefillSizes& sizes, const PrefillBatch& batch, const 
   args.queries = queries_of(sizes, tensors);
   args.output = output;
   args.v_scale = v_scale;
-  args.kv_lens = map.kv_lens;
   args.choice = map.choice;
   args.claims = map.run_claims;
   args.q_begin = q_begin;

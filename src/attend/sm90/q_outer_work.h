@@ -16,7 +16,6 @@ struct QOuterArgs {
   AttendQueries queries;
   PrefillOutput output;
   PrefillScale v_scale;
-  const int32_t* kv_lens;   // [num_sequences]
   const PrefillChoice* choice;  // see is_chosen
   int32_t* claims;          // [2] counters, 0 before the launch
   int32_t q_begin, q_end;   // query tokens of the launch
@@ -37,7 +36,7 @@ class RunWalk {
       run.head = next_ / args_.num_places;
       const int32_t place = args_.num_places - 1 - next_ % args_.num_places;
       next_ = static_cast<int32_t>(gridDim.x) + claim();
-      if (find_run(args_.sizes, args_.batch, args_.kv_lens, args_.q_begin, args_.q_end, run_tokens_, place, run)) {
+      if (find_run(args_.sizes, args_.batch, args_.q_begin, args_.q_end, run_tokens_, place, run)) {
         return true;
       }
     }

@@ -7,7 +7,7 @@
 #include <climits>
 #include <cstdint>
 
-#include "tensor/prefill_sm90.h"
+#include "tensor/sequence_rows_sm90.h"
 
 namespace tilesieve::sm90 {
 
@@ -32,8 +32,8 @@ __host__ __device__ constexpr int32_t num_run_places(int32_t tokens, int32_t run
 }
 
 // False when the place holds no run.
-__device__ inline bool find_run(const PrefillSizes& sizes, const PrefillBatch& batch, const int32_t* kv_lens,
-                                int32_t q_begin, int32_t q_end, int32_t run_tokens, int32_t place, TokenRun& run) {
+__device__ inline bool find_run(const PrefillSizes& sizes, const PrefillBatch& batch, int32_t q_begin, int32_t q_end,
+                                int32_t run_tokens, int32_t place, TokenRun& run) {
   const auto first_of = [&](int32_t s) { return min(max(batch.cu_seqlens_q[s], q_begin), q_end) - q_begin; };
   int32_t low = 0, high = sizes.num_sequences + 1;
   while (high - low > 1) {
@@ -49,7 +49,7 @@ __device__ inline bool find_run(const PrefillSizes& sizes, const PrefillBatch& b
   run.begin = q_begin + first + (place - first / run_tokens - low) * run_tokens;
   run.end = min(run.begin + run_tokens, low == padding ? q_end : q_begin + first_of(low + 1));
   if (run.begin >= run.end) return false;
-  run.kv_len = low == padding ? 0 : kv_lens[low];
+  run.kv_len = low == padding ? 0 : kv_len_of(sizes, batch, low);
   run.visible_offset = low == padding || !sizes.causal ? 1 << 30 : run.kv_len - batch.cu_seqlens_q[low + 1] + 1;
   return true;
 }
