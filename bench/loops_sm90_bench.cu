@@ -55,9 +55,7 @@ std::vector<Case> sweep() {
 
 std::vector<Case> random_cases(int count, uint32_t seed) {
   std::mt19937 random(seed);
-  const auto any = [&](std::initializer_list<int64_t> values) {
-    return values.begin()[random() % values.size()];
-  };
+  const auto any = [&](std::initializer_list<int64_t> values) { return values.begin()[random() % values.size()]; };
   const auto between = [&](double low, double high) {
     return low * std::pow(high / low, static_cast<double>(random()) / 4294967296.0);
   };
@@ -170,8 +168,13 @@ int run(int argc, char** argv) {
   Timer timer;
   std::vector<Case> cases = sweep();
   for (const Case& c : random_cases(count, seed)) cases.push_back(c);
-  nlohmann::json json = {{"device", gpu.name},   {"driver", gpu.driver}, {"cuda", gpu.cuda}, {"commit", commit},
-                         {"date", gpu.date},     {"seed", seed},         {"rows", nlohmann::json::array()}};
+  nlohmann::json json = {{"device", gpu.name},
+                         {"driver", gpu.driver},
+                         {"cuda", gpu.cuda},
+                         {"commit", commit},
+                         {"date", gpu.date},
+                         {"seed", seed},
+                         {"rows", nlohmann::json::array()}};
   int judged = 0, missed = 0;
   for (const Case& c : cases) {
     json["rows"].push_back(measure(c, gpu.num_sms, timer));
@@ -183,7 +186,8 @@ int run(int argc, char** argv) {
     if (row["auto_us"].get<double>() > best + std::max(0.05 * best, 25.0)) ++missed;
   }
   std::ofstream(path) << json.dump(1) << '\n';
-  std::printf("auto is more than 5 %% and 25 us slower than the best loop in %d of %d random problems\n", missed, judged);
+  std::printf("auto is more than 5 %% and 25 us slower than the best loop in %d of %d random problems\n", missed,
+              judged);
   return 0;
 }
 

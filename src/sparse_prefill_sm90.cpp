@@ -141,26 +141,27 @@ void PrefillCall::check(const PrefillOptions& options) {
 }
 
 void PrefillCall::choose_by_shape(const PrefillOptions& options) {
-  if (options.loop_order == LoopOrder::automatic) {
-    loop_ = loop_by_shape(sizes_);
-    why_ = "by its shapes";
-  } else {
-    why_ = "as asked";
-    loop_ = options.loop_order == LoopOrder::q_outer ? PrefillLoop::q_outer : PrefillLoop::kv_outer;
-  }
   const int64_t most = max_tile_tokens(sizes_);
   if (options.tile_tokens < 0 || options.tile_tokens > most) {
     fail("tile_tokens: got {}, expected 0 to {} with {} query heads a KV head and top_k {}", options.tile_tokens, most,
          sizes_.group_size, sizes_.top_k);
   }
-  tile_tokens_ = static_cast<int32_t>(options.tile_tokens);
-  if (tile_tokens_ != 0) return;
+  tile_tokens_ = static_cast<int32_t>(options.tile_tokens != 0 ? options.tile_tokens : most);
   // Few tokens are spread over the multiprocessors, at the price of tiles that are not full.
-  tile_tokens_ = static_cast<int32_t>(most);
   const auto num_runs = [&] {
     return sizes_.num_kv_heads * ceil_div(int64_t{sizes_.total_q}, int64_t{kQOuterTiles} * tile_tokens_);
   };
-  while (tile_tokens_ > 1 && num_runs() < kRunsPerSm * sizes_.num_sms) tile_tokens_ = (tile_tokens_ + 1) / 2;
+  while (options.tile_tokens == 0 && tile_tokens_ > 1 && num_runs() < kRunsPerSm * sizes_.num_sms) {
+    tile_tokens_ = (tile_tokens_ + 1) / 2;
+  }
+  model_ = loop_model(sizes_, inputs_.k.dtype);
+  if (options.loop_order == LoopOrder::automatic) {
+    loop_ = loop_by_shape(sizes_, model_, tile_tokens_);
+    why_ = "by its shapes";
+  } else {
+    loop_ = options.loop_order == LoopOrder::q_outer ? PrefillLoop::q_outer : PrefillLoop::kv_outer;
+    why_ = "as asked";
+  }
 }
 
 // As many query tokens as one KV head's partials leave room for, then as many KV heads; both in equal shares.
@@ -312,7 +313,7 @@ void PrefillCall::kv_outer(void* workspace, const AttendTensors& tensors, const 
 
 void PrefillCall::choose(void* workspace, Stream stream) const {
   const cuda::NvtxRange nvtx("choose loop");
-  launch_choose_loop(sizes_, batch_, map_in(workspace), loop_model(sizes_, inputs_.k.dtype), tile_tokens_, stream);
+  launch_choose_loop(sizes_, batch_, map_in(workspace), model_, tile_tokens_, stream);
 }
 
 void PrefillCall::q_outer(void* workspace, const AttendTensors& tensors, const AttendMaps& maps, int32_t range,
@@ -378,7 +379,8 @@ std::string PrefillCall::explain(void* workspace, Stream stream) const {
   }
   const PrefillChoice choice = counted(workspace, stream);
   return fmt::format(
-      "{} (least modelled time, decided on the device); {:.0f} picks of {:.0f} blocks; a block is in the union of a tile "
+      "{} (least modelled time, decided on the device); {:.0f} picks of {:.0f} blocks; a block is in the union of a "
+      "tile "
       "{:.0f} times ({:.2f} of the picks), of a run {:.0f} times; kv_outer {:.1f} us, q_outer {:.1f} us; {}",
       choice.loop == PrefillLoop::q_outer ? "q_outer" : "kv_outer", choice.picks, choice.blocks, choice.tile_blocks,
       choice.tile_blocks / std::max(choice.picks, 1.0f), choice.run_blocks, choice.kv_us, choice.q_us, tiles);

@@ -73,6 +73,7 @@ class PrefillCall {
   bool quantizes_q_ = false;
   std::optional<PrefillLoop> loop_;
   const char* why_ = "";
+  LoopModel model_ = {};
   int32_t tile_tokens_ = 0;
 };
 

@@ -38,6 +38,7 @@ struct Call {
     inputs.kv_lens = fake(DType::i32, {3});
     inputs.block_table = fake(DType::i32, {3, 100});
     outputs.o = fake(DType::bf16, {total_q, q_heads, 128});
+    options.loop_order = LoopOrder::kv_outer;
   }
   sm90::PrefillCall make() const { return {inputs, outputs, options, kNumSms}; }
   std::string refusal() const {
@@ -87,6 +88,62 @@ TEST(PrefillSizes, QuantisedQueriesCountInTheWorkspace) {
   EXPECT_EQ(quantising.layout().bytes - plain, int64_t{4096} * 64 * (128 + 4));
 }
 
+TEST(PrefillSizes, QOuterNeedsNoPartials) {
+  Call call(16384, 64, 4, 16, DType::f8_e4m3, DType::f8_e4m3);
+  call.options.loop_order = LoopOrder::q_outer;
+  call.options.workspace_limit = 1;
+  const sm90::PrefillCall made = call.make();
+  EXPECT_EQ(made.num_ranges(), 1);
+  EXPECT_LT(made.layout().bytes, 4096);
+}
+
+TEST(PrefillLoopByShape, AskedForWhereItCannotDepend) {
+  const auto loop = [](int64_t total_q, int64_t max_pages, int64_t top_k, LoopOrder order) {
+    Call call(total_q, 64, 4, top_k, DType::f8_e4m3, DType::f8_e4m3);
+    call.inputs.block_table = fake(DType::i32, {3, max_pages});
+    call.options.loop_order = order;
+    return call.make().loop();
+  };
+  EXPECT_EQ(loop(8192, 1000, 16, LoopOrder::q_outer), PrefillLoop::q_outer);
+  EXPECT_EQ(loop(8192, 1000, 16, LoopOrder::kv_outer), PrefillLoop::kv_outer);
+  // Overlap decides.
+  EXPECT_EQ(loop(8192, 1000, 16, LoopOrder::automatic), std::nullopt);
+  // All that is visible is picked: dense attention.
+  EXPECT_EQ(loop(8192, 16, 16, LoopOrder::automatic), PrefillLoop::q_outer);
+  // A few tokens: even if they share nothing, one kernel is over before four are.
+  EXPECT_EQ(loop(8, 1000, 8, LoopOrder::automatic), PrefillLoop::q_outer);
+}
+
+TEST(PrefillLoopByShape, FewTokensAreSpreadOverTheMultiprocessors) {
+  const auto tile_tokens = [](int64_t total_q, int64_t q_heads) {
+    return Call(total_q, q_heads, 4, 16).make().tile_tokens();
+  };
+  EXPECT_EQ(tile_tokens(16384, 64), 4);
+  EXPECT_EQ(tile_tokens(16384, 32), 8);
+  EXPECT_EQ(tile_tokens(16384, 4), 16);
+  EXPECT_EQ(tile_tokens(200, 64), 1);
+}
+
+TEST(PrefillLoopByShape, TheModelGrowsWithTheWork) {
+  PrefillSizes sizes = Call(8192, 64, 4, 16).make().sizes();
+  for (DType dtype : {DType::bf16, DType::f8_e4m3}) {
+    const LoopModel model = loop_model(sizes, dtype);
+    PrefillChoice work = {};
+    work.runs = 4096;
+    work.picks = 524288;
+    work.blocks = 4096;
+    work.tile_blocks = 180000;
+    work.run_blocks = 170000;
+    const float kv = model.kv_outer_us(work), q = model.q_outer_us(work, 132);
+    work.tile_blocks *= 2;
+    EXPECT_EQ(model.kv_outer_us(work), kv);
+    EXPECT_GT(model.q_outer_us(work, 132), q);
+    EXPECT_LT(model.q_outer_us(work, 264), model.q_outer_us(work, 132));
+    work.picks *= 2;
+    EXPECT_GT(model.kv_outer_us(work), kv);
+  }
+}
+
 TEST(PrefillRefusals, NameTheArgumentWhatWasGotAndWhatExists) {
   const auto refused = [](auto change) {
     Call call(512, 64, 4, 16);
@@ -119,6 +176,9 @@ TEST(PrefillRefusals, NameTheArgumentWhatWasGotAndWhatExists) {
   EXPECT_THAT(refused([](Call& c) { c.options.softmax_scale = -1; }), HasSubstr("softmax_scale: got -1"));
   EXPECT_THAT(refused([](Call& c) { c.options.workspace_limit = 1 << 20; }),
               AllOf(HasSubstr("workspace_limit: got 1048576"), HasSubstr("expected at least")));
+  EXPECT_THAT(refused([](Call& c) { c.options.tile_tokens = 5; }),
+              AllOf(HasSubstr("tile_tokens: got 5"), HasSubstr("0 to 4 with 16 query heads")));
+  EXPECT_THAT(refused([](Call& c) { c.options.tile_tokens = -1; }), HasSubstr("tile_tokens: got -1"));
   EXPECT_THAT(Call(512, 96, 4, 16).refusal(), HasSubstr("24 query heads a KV head"));
   EXPECT_THAT(Call(512, 128, 4, 16).refusal(), HasSubstr("32 query heads a KV head"));
 }
@@ -141,8 +201,9 @@ TEST(PrefillKernelRows, AreListedWithTheOthers) {
     }
   }
   for (const char* line : {"e4m3.d128.b128", "e4m3.d64.b64", "bf16.d128.b64", "bf16.d64.b128"}) {
-    EXPECT_EQ(names.contains(std::string("sm90.kv_outer.") + line), kernels().back().device == DeviceKind::cuda)
-        << line;
+    for (const char* loop : {"sm90.kv_outer.", "sm90.q_outer."}) {
+      EXPECT_EQ(names.contains(std::string(loop) + line), kernels().back().device == DeviceKind::cuda) << loop << line;
+    }
   }
 }
 

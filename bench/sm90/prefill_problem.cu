@@ -166,9 +166,15 @@ PrefillProblem::PrefillProblem(const Shape& shape) : shape_(shape) {
   k_ = random_values(kv_dtype, pages * block * heads * dim, uint64_t{1} << 40);
   v_ = random_values(kv_dtype, pages * block * heads * dim, uint64_t{1} << 41);
   index_ = allocate(rows * shape.top_k * 4);
-  const PickArgs picks = {shape.kv_len, shape.q_len, heads, block, shape.neighbours,
-                          std::max(shape.pool, shape.top_k), static_cast<int>(shape.top_k),
-                          static_cast<int>(static_cast<double>(shape.top_k) * shape.shared), shape.selection};
+  const PickArgs picks = {shape.kv_len,
+                          shape.q_len,
+                          heads,
+                          block,
+                          shape.neighbours,
+                          std::max(shape.pool, shape.top_k),
+                          static_cast<int>(shape.top_k),
+                          static_cast<int>(static_cast<double>(shape.top_k) * shape.shared),
+                          shape.selection};
   pick_kernel<<<static_cast<unsigned>((rows + 127) / 128), 128>>>(static_cast<int32_t*>(index_.get()), picks);
   check(cudaGetLastError(), "picks");
   cu_q_ = upload({0, static_cast<int32_t>(shape.q_len)});

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the Hopper benchmarks attend to: a model's shape or another, random tensors in shuffled pages, and picks, all made on the
-// device; and how far an output is from float64.
+// What the Hopper benchmarks attend to: a model's shape or another, random tensors in shuffled pages, and picks, all
+// made on the device; and how far an output is from float64.
 #pragma once
 
 #include <string>
@@ -25,9 +25,9 @@ struct Shape {
   Selection selection = Selection::uniform;
   std::string dtype;  // "e4m3", "bf16", "bf16-e4m3" = bf16 queries, e4m3 keys and values
   int64_t kv_heads = kKvHeads, head_dim = kDim, block = kBlock;
-  int64_t neighbours = 4;      // of "overlapping": tokens that share
-  double shared = 7.0 / 8;     // what share of their picks
-  int64_t pool = 1 << 30;      // picks are among so many blocks
+  int64_t neighbours = 4;   // of "overlapping": tokens that share
+  double shared = 7.0 / 8;  // what share of their picks
+  int64_t pool = 1 << 30;   // picks are among so many blocks
 
   std::string name(const std::string& what) const;  // "m3/call/bf16-e4m3/55040x171/uniform"
   int64_t group_size() const { return q_heads / kv_heads; }

@@ -21,7 +21,7 @@ bool is_rate(const std::string& metric) { return metric == "TFLOP/s" || metric =
 Report::Report(std::string path, const Gpu& gpu, int memory_mhz, const std::string& commit,
                const std::vector<std::string>& baselines)
     : path_(std::move(path)) {
-  json_ = {{"device", gpu.name}, {"date", gpu.date},  {"driver", gpu.driver},
+  json_ = {{"device", gpu.name}, {"date", gpu.date}, {"driver", gpu.driver},
            {"cuda", gpu.cuda},   {"commit", commit}, {"memory_mhz", memory_mhz}};
   json_["rows"] = json::array();
   for (const std::string& name : baselines) {

@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// The sparse prefill on a Hopper GPU: attention over given block ids, on the caller's stream, with queries or key blocks
-// in the outer loop.
-// A call allocates nothing, copies nothing to the host and never waits; sizes come from shapes alone, everything that
-// depends on data is decided on the device. So a call can be captured in a CUDA graph and replayed with other data,
-// other ids and other lengths within the same shapes.
+// The sparse prefill on a Hopper GPU: attention over given block ids, on the caller's stream, with queries or key
+// blocks in the outer loop. A call allocates nothing, copies nothing to the host and never waits; sizes come from
+// shapes alone, everything that depends on data is decided on the device. So a call can be captured in a CUDA graph and
+// replayed with other data, other ids and other lengths within the same shapes.
 #pragma once
 
 #include <cstdint>
@@ -69,8 +68,8 @@ int64_t sparse_prefill_workspace(const PrefillInputs& inputs, const PrefillOutpu
 void sparse_prefill(const PrefillInputs& inputs, const PrefillOutputs& outputs, const PrefillOptions& options,
                     void* workspace, int64_t workspace_bytes, void* stream);
 
-// Why a call with these arguments takes the loop that it takes, with the numbers. Where the device decides, this enqueues
-// the same decision on `stream` and waits for it. Throws as sparse_prefill does.
+// Why a call with these arguments takes the loop that it takes, with the numbers. Where the device decides, this
+// enqueues the same decision on `stream` and waits for it. Throws as sparse_prefill does.
 std::string explain_sparse_prefill(const PrefillInputs& inputs, const PrefillOutputs& outputs,
                                    const PrefillOptions& options, void* workspace, int64_t workspace_bytes,
                                    void* stream);

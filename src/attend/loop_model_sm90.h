@@ -8,27 +8,31 @@
 
 namespace tilesieve {
 
-// What work costs a GPU in ns. A run is the tiles of q-outer that share what is read; `tile_blocks` counts for each tile
-// the blocks that somebody in it picked, `run_blocks` for each run, `blocks` the ones that anybody picked.
+inline constexpr int32_t kQOuterTiles = 2;  // of a run: tiles that share what is read
+
+// What work costs a GPU in us. A run is the tiles of q-outer that share what is read; `tile_blocks` counts for each
+// tile the blocks that somebody in it picked, `run_blocks` for each run, `blocks` the ones that anybody picked.
+// Quantising queries is left out: both loops need it.
 struct LoopModel {
-  float kv_call, kv_pick, kv_block;           // kv-outer: a call, a pick with its partial, a block to fetch
-  float q_call, q_run, q_tile, q_fetch;       // q-outer; the last three of one multiprocessor
+  float kv_call, kv_pick, kv_block;      // kv-outer: a call, a pick with its partial, a block to fetch
+  float q_call, q_run, q_tile, q_fetch;  // q-outer; the last three of one multiprocessor
 
   constexpr float kv_outer_us(const PrefillChoice& work) const {
-    return 1e-3f * (kv_call + kv_pick * work.picks + kv_block * work.blocks);
+    return kv_call + kv_pick * work.picks + kv_block * work.blocks;
   }
   // Runs are taken one after the other by `sms` multiprocessors, and the last ones do not fill them.
   constexpr float q_outer_us(const PrefillChoice& work, float sms) const {
-    if (work.runs < 1.0f) return 1e-3f * q_call;
+    if (work.runs < 1.0f) return q_call;
     const float run = q_run + (q_tile * work.tile_blocks + q_fetch * work.run_blocks) / work.runs;
     const float turns = work.runs / sms + 0.5f;
-    return 1e-3f * (q_call + run * (turns < 1.0f ? 1.0f : turns));
+    return q_call + run * (turns < 1.0f ? 1.0f : turns);
   }
 };
 
 LoopModel loop_model(const PrefillSizes& sizes, DType dtype);
 
-// The loop, where shapes decide it.
-std::optional<PrefillLoop> loop_by_shape(const PrefillSizes& sizes);
+// The loop, where it is the same however much neighbours overlap, or where all that is visible can be picked and is
+// taken to be.
+std::optional<PrefillLoop> loop_by_shape(const PrefillSizes& sizes, const LoopModel& model, int32_t tile_tokens);
 
 }  // namespace tilesieve

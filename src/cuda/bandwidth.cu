@@ -58,7 +58,7 @@ ReadBandwidth measure_read_bandwidth() {
     for (int i = 0; i < kRepeats + 1; ++i) {  // the first warms up
       check(cudaEventRecord(begin.event), "cudaEventRecord");
       read_kernel<<<static_cast<unsigned>(sms) * 4, kThreads>>>(static_cast<const uint4*>(data), size / 16, passes,
-                                                              static_cast<uint32_t*>(data));
+                                                                static_cast<uint32_t*>(data));
       check(cudaEventRecord(end.event), "cudaEventRecord");
       check(cudaEventSynchronize(end.event), "reading memory");
       float ms = 0;

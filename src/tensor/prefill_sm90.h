@@ -85,16 +85,16 @@ __device__ inline bool is_chosen(const PrefillChoice* choice, PrefillLoop loop) 
 
 // Made by map and schedule, for the query tokens of one range.
 struct PrefillMap {
-  int32_t* kv_lens = nullptr;      // [num_sequences], never negative, never beyond the block table
-  int32_t* cu_rows = nullptr;      // [num_sequences + 1] first row of each sequence
-  int32_t* offsets = nullptr;      // [num_kv_heads, num_chunks, num_rows] counts, then first entries
-  int32_t* q_index = nullptr;      // [num_kv_heads, entries_per_head] query tokens
-  int32_t* place = nullptr;        // [num_kv_heads, range_tokens, top_k] entry of each pick, or:
-  BlockWork* blocks = nullptr;     // [num_kv_heads, num_rows] the picked ones, in the order of rows
-  int32_t* num_tiles = nullptr;    // [num_kv_heads]
-  int32_t* claims = nullptr;       // [num_kv_heads, 2] counters of attend
-  int32_t* slice_block = nullptr;  // [num_kv_heads, num_slices] the block that holds the first tile of a slice
-  int32_t* run_claims = nullptr;   // [2] counters of q-outer, 0 before it
+  int32_t* kv_lens = nullptr;       // [num_sequences], never negative, never beyond the block table
+  int32_t* cu_rows = nullptr;       // [num_sequences + 1] first row of each sequence
+  int32_t* offsets = nullptr;       // [num_kv_heads, num_chunks, num_rows] counts, then first entries
+  int32_t* q_index = nullptr;       // [num_kv_heads, entries_per_head] query tokens
+  int32_t* place = nullptr;         // [num_kv_heads, range_tokens, top_k] entry of each pick, or:
+  BlockWork* blocks = nullptr;      // [num_kv_heads, num_rows] the picked ones, in the order of rows
+  int32_t* num_tiles = nullptr;     // [num_kv_heads]
+  int32_t* claims = nullptr;        // [num_kv_heads, 2] counters of attend
+  int32_t* slice_block = nullptr;   // [num_kv_heads, num_slices] the block that holds the first tile of a slice
+  int32_t* run_claims = nullptr;    // [2] counters of q-outer, 0 before it
   PrefillChoice* choice = nullptr;  // what the device chose; null where the host did
 };
 inline constexpr int32_t kNoPlace = -1;        // the pick contributes nothing

@@ -78,14 +78,13 @@ TEST_F(NvtxRanges, ShowTheStagesOfACall) {
     return events;
   };
   using Events = std::vector<std::string>;
-  EXPECT_EQ(events_of(LoopOrder::kv_outer),
-            (Events{"(sparse_prefill", "(sequence rows", ")", "(quantize q", ")", "(map and schedule", ")", "(attend",
-                    ")", "(combine", ")", ")"}));
-  EXPECT_EQ(events_of(LoopOrder::q_outer), (Events{"(sparse_prefill", "(sequence rows", ")", "(quantize q", ")",
-                                                   "(attend q-outer", ")", ")"}));
+  EXPECT_EQ(events_of(LoopOrder::kv_outer), (Events{"(sparse_prefill", "(sequence rows", ")", "(quantize q", ")",
+                                                    "(map and schedule", ")", "(attend", ")", "(combine", ")", ")"}));
+  EXPECT_EQ(events_of(LoopOrder::q_outer),
+            (Events{"(sparse_prefill", "(sequence rows", ")", "(quantize q", ")", "(attend q-outer", ")", ")"}));
   EXPECT_EQ(events_of(LoopOrder::automatic),
-            (Events{"(sparse_prefill", "(choose loop", ")", "(quantize q", ")",
-                    "(attend q-outer", ")", "(map and schedule", ")", "(attend", ")", "(combine", ")", ")"}));
+            (Events{"(sparse_prefill", "(choose loop", ")", "(quantize q", ")", "(attend q-outer", ")",
+                    "(map and schedule", ")", "(attend", ")", "(combine", ")", ")"}));
 }
 
 }  // namespace

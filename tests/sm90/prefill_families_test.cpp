@@ -108,8 +108,8 @@ class PrefillFamilies : public Prefill, public ::testing::WithParamInterface<Fam
     PrefillErrors errors;
     for (const std::string& line : family.lines(size)) {
       ++seed;
-      PrefillCase c = make_prefill_case(line + " d=" + std::to_string(size) + " block=" + std::to_string(size),
-                                        kind, seed);
+      PrefillCase c =
+          make_prefill_case(line + " d=" + std::to_string(size) + " block=" + std::to_string(size), kind, seed);
       c.paged = seed % 2 == 0;
       c.packed_kv = c.paged && seed % 4 == 0;
       c.padded_q = seed % 3 == 0;

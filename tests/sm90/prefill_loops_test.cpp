@@ -58,8 +58,8 @@ TEST_P(PrefillLoops, AgreeWithinRounding) {
 
 // Bit for bit, whatever the other tokens of its tile and run picked: nothing, the same, or anything else.
 TEST_P(PrefillLoops, NeighboursDoNotShow) {
-  for (const char* sizes : {"hq=16 hkv=1 q=64 kv=2000 topk=6", "hq=8 hkv=1 q=64 kv=2000 topk=6",
-                            "hq=2 hkv=1 q=64 kv=2000 topk=6"}) {
+  for (const char* sizes :
+       {"hq=16 hkv=1 q=64 kv=2000 topk=6", "hq=8 hkv=1 q=64 kv=2000 topk=6", "hq=2 hkv=1 q=64 kv=2000 topk=6"}) {
     PrefillCase c = make(sizes, 2);
     c.k = c.clean_k;
     c.v = c.clean_v;

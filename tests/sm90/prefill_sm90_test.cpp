@@ -65,8 +65,7 @@ TEST_F(Prefill, OrderAndRepeatsOfIdsDoNotShow) {
 
 TEST_F(Prefill, WorkspaceLimitsDoNotShow) {
   for (const Kind& kind : kKinds) {
-    PrefillCase c =
-        make_prefill_case("hq=32 hkv=4 d=128 block=128 q=300,500 kv=900,700 topk=5", kind, 12);
+    PrefillCase c = make_prefill_case("hq=32 hkv=4 d=128 block=128 q=300,500 kv=900,700 topk=5", kind, 12);
     const PrefillOutput want = run(c);
     expect_right(c, want);
     size_t slots = 0;
@@ -89,8 +88,7 @@ TEST_F(Prefill, RepeatsGiveTheSameBitsBesideOtherWork) {
   ASSERT_EQ(cudaStreamCreateWithFlags(&other, cudaStreamNonBlocking), cudaSuccess);
   const DeviceMemory noise(int64_t{1} << 30);
   for (const Kind& kind : kKinds) {
-    const PrefillCase c =
-        make_prefill_case("hq=32 hkv=2 d=128 block=128 q=700 kv=2000 topk=8", kind, 13);
+    const PrefillCase c = make_prefill_case("hq=32 hkv=2 d=128 block=128 q=700 kv=2000 topk=8", kind, 13);
     DeviceCase device(c);
     device.launch();
     const PrefillOutput want = device.output();
@@ -222,8 +220,7 @@ TEST_F(Prefill, ThirtyTwoPicks) {
 }
 
 TEST_F(Prefill, TooSmallABoundOfBlocksIsNanInKvOuter) {
-  PrefillCase c =
-      make_prefill_case("hq=16 hkv=1 d=128 block=128 q=4,4 kv=1024,1024 topk=2", kKinds[0], 25);
+  PrefillCase c = make_prefill_case("hq=16 hkv=1 d=128 block=128 q=4,4 kv=1024,1024 topk=2", kKinds[0], 25);
   set_rows(c, {0, 7});
   const PrefillOutput want = run(c);
   c.max_kv_blocks = 8;

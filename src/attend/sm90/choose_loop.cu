@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// One cluster. A warp for each sampled run walks its union and counts: the blocks that its tokens, its tiles and it as a
-// whole picked. Then one thread compares what the loops would take. The rows of the sequences are written on the way: a
+// One cluster. A warp for each sampled run counts the blocks that its tokens, its tiles and it as a whole picked. Then
+// one thread compares what the loops would take. The rows of the sequences are written on the way: a
 // launch costs more than they do.
 #include <cooperative_groups.h>
 
@@ -17,9 +17,11 @@ namespace {
 
 namespace cg = cooperative_groups;
 
-constexpr int kCtas = 8, kWarps = 32;  // of one cluster: 256 sampled runs at a time, and all there are to sum
+constexpr int kCtas = 8, kWarps = 32;  // of one cluster: 256 sampled runs, and all there are to sum
 constexpr int kSamples = kCtas * kWarps;
-constexpr size_t kSharedBytes = sizeof(int32_t) * sm90::kPickSlots * kWarps;
+// Blocks are told apart by their low bits: 8,192 of them are a million keys.
+constexpr int kSeenBlocks = 8192, kSeenWords = kSeenBlocks / 16;
+constexpr size_t kSharedBytes = sizeof(uint32_t) * kSeenWords * kWarps;
 
 struct ChooseArgs {
   PrefillSizes sizes;
@@ -34,42 +36,65 @@ struct Counts {
   int32_t of[4] = {};
 };
 
-__device__ void count_run(const ChooseArgs& args, int32_t (&picks)[sm90::kPickSlots], int32_t sample, Counts& counts) {
-  const int64_t places = static_cast<int64_t>(args.num_places) * args.sizes.num_kv_heads;
+// `seen`: two bits for each block, one of each tile.
+__device__ void count_run(const ChooseArgs& args, uint32_t (&seen)[kSeenWords], int32_t sample, Counts& counts) {
+  static_assert(kQOuterTiles == 2);
+  const PrefillSizes& sizes = args.sizes;
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  for (int i = lane; i < kSeenWords; i += 32) seen[i] = 0;
+  const int64_t places = static_cast<int64_t>(args.num_places) * sizes.num_kv_heads;
   const auto place = static_cast<int32_t>(sample * places / args.num_samples);
   sm90::TokenRun run;
-  run.head = place % args.sizes.num_kv_heads;
-  if (!sm90::find_run(args.sizes, args.batch, 0, args.sizes.total_q, kQOuterTiles * args.tile_tokens,
-                      place / args.sizes.num_kv_heads, run)) {
+  run.head = place % sizes.num_kv_heads;
+  if (!sm90::find_run(sizes, args.batch, 0, sizes.total_q, kQOuterTiles * args.tile_tokens, place / sizes.num_kv_heads,
+                      run)) {
     return;
   }
-  sm90::UnionWalk walk(picks, args.sizes, args.batch, run);
-  const uint32_t tile = (1u << args.tile_tokens) - 1;
-  int32_t block;
-  uint32_t members;
-  ++counts.of[0];
-  while (walk.next(block, members)) {
-    counts.of[1] += __popc(members);
-    counts.of[2] += ((members & tile) != 0) + (members >> args.tile_tokens != 0);
-    counts.of[3] += 1;
-  }
   __syncwarp();
+  if (lane == 0) ++counts.of[0];
+  constexpr int kAhead = 8;  // loads in flight
+  const int32_t* index = args.batch.block_index + run.head * args.batch.index_head_stride;
+  const int picks = (run.end - run.begin) * sizes.top_k;
+  for (int first = lane; first < picks; first += 32 * kAhead) {
+    int32_t ids[kAhead];
+#pragma unroll
+    for (int i = 0; i < kAhead; ++i) {
+      const int pick = min(first + 32 * i, picks - 1), token = pick / sizes.top_k, slot = pick % sizes.top_k;
+      ids[i] = index[(run.begin + token) * args.batch.index_token_stride + slot * args.batch.index_slot_stride];
+    }
+#pragma unroll
+    for (int i = 0; i < kAhead; ++i) {
+      const int pick = first + 32 * i, token = pick / sizes.top_k;
+      const bool picked = pick < picks && ids[i] >= 0 &&
+                          static_cast<int64_t>(ids[i]) * sizes.kv_block_size < run.visible(run.begin + token);
+      if (!picked) continue;
+      const int tile = token >= args.tile_tokens ? 1 : 0, bit = ids[i] % 16 * 2;
+      const uint32_t before = atomicOr(&seen[ids[i] / 16 % kSeenWords], 1u << (bit + tile)) >> bit & 3;
+      counts.of[1] += 1;
+      counts.of[2] += (before >> tile & 1) == 0;
+      counts.of[3] += before == 0;
+    }
+  }
 }
 
 __global__ void __cluster_dims__(kCtas) __launch_bounds__(32 * kWarps)
     choose_loop_kernel(const __grid_constant__ ChooseArgs args) {
   cuda::wait_for_previous();
   cuda::let_next_begin();
-  extern __shared__ int32_t picks[][sm90::kPickSlots];  // of each warp
+  extern __shared__ uint32_t seen[][kSeenWords];  // of each warp
   __shared__ int32_t of_cta[4];
   const cg::cluster_group cluster = cg::this_cluster();
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
   const int32_t sample = static_cast<int32_t>(blockIdx.x) * kWarps + warp;
   Counts counts;
-  if (sample < args.num_samples) count_run(args, picks[warp], sample, counts);
+  if (sample < args.num_samples) count_run(args, seen[warp], sample, counts);
   if (threadIdx.x < 4) of_cta[threadIdx.x] = 0;
   __syncthreads();
-  if (lane < 4) atomicAdd(&of_cta[lane], counts.of[lane]);
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const int32_t of_warp = __reduce_add_sync(0xffffffffu, counts.of[i]);
+    if (lane == 0) atomicAdd(&of_cta[i], of_warp);
+  }
   if (blockIdx.x == 0) write_sequence_rows(args.sizes, args.batch, args.map);
   cluster.sync();
   if (blockIdx.x == 0 && threadIdx.x == 0) {

@@ -102,8 +102,8 @@ const KernelTable<Kernel>& table() {
 std::vector<PrefillKernel> kv_outer_kernels() { return sm90::table().kernels(); }
 
 void launch_kv_outer(const PrefillSizes& sizes, const PrefillMap& map, const AttendTensors& tensors,
-                   const AttendMaps& maps, const PrefillPartials& partials, int32_t head_begin, int32_t num_heads,
-                   Stream stream) {
+                     const AttendMaps& maps, const PrefillPartials& partials, int32_t head_begin, int32_t num_heads,
+                     Stream stream) {
   const auto& row = sm90::table().find(sizes, tensors.dtype);
   sm90::KvOuterArgs args;
   args.sizes = sizes;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// A kv-outer consumer warpgroup: S = Q K^T, one softmax step, O = P V, and O as it lies in registers to memory, one after the
-// other. Three or four warpgroups fill each other's waits, better than two whose products overlap their own softmax,
-// and none holds more than one accumulator at a time.
+// A kv-outer consumer warpgroup: S = Q K^T, one softmax step, O = P V, and O as it lies in registers to memory, one
+// after the other. Three or four warpgroups fill each other's waits, better than two whose products overlap their own
+// softmax, and none holds more than one accumulator at a time.
 #pragma once
 
 #include "attend/sm90/kv_outer_work.h"
@@ -84,8 +84,8 @@ class KvOuterConsumer {
       const int32_t token = shared_.tokens[ring_.stage][row >> args_.queries.group_shift];
       if (info.flags & kMasked) tile.limit[half] = min(info.valid_keys, token + info.limit_offset);
       if (args_.queries.row_scale != nullptr && row < info.num_rows) {
-        tile.row_scale[half] = args_.queries.row_scale_of(
-            token, info.first_head + (row & (args_.sizes.group_size - 1)), args_.sizes.num_q_heads);
+        tile.row_scale[half] = args_.queries.row_scale_of(token, info.first_head + (row & (args_.sizes.group_size - 1)),
+                                                          args_.sizes.num_q_heads);
       }
     }
     return tile;

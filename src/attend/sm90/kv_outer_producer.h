@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The kv-outer producer warp: keys and values of a block once a piece, and the queries of its tiles, as far ahead as the rings
-// allow. Every barrier wait of it is for something that others do without it.
+// The kv-outer producer warp: keys and values of a block once a piece, and the queries of its tiles, as far ahead as
+// the rings allow. Every barrier wait of it is for something that others do without it.
 #pragma once
 
 #include "attend/sm90/kv_outer_work.h"
@@ -26,8 +26,8 @@ __device__ void load_block(KvOuterShared<Config>& shared, const CUtensorMap& k_m
 
 // Lane i fetches the heads of token i as one box a panel.
 template <class Config>
-__device__ void gather_boxes(KvOuterShared<Config>& shared, const CUtensorMap& q_map, const KvOuterArgs& args, int stage,
-                             int32_t token, int num_tokens, int first_head, int lane) {
+__device__ void gather_boxes(KvOuterShared<Config>& shared, const CUtensorMap& q_map, const KvOuterArgs& args,
+                             int stage, int32_t token, int num_tokens, int first_head, int lane) {
   const int group = args.sizes.group_size;
   if (lane == 0) cuda::barrier_arrive_expect(&shared.q_full[stage], num_tokens * group * Config::kRowBytes);
   __syncwarp();
@@ -42,16 +42,16 @@ __device__ void gather_boxes(KvOuterShared<Config>& shared, const CUtensorMap& q
 
 // All lanes fetch 16 bytes at a time into the place that the swizzle gives them.
 template <class Config>
-__device__ void gather_rows(KvOuterShared<Config>& shared, const KvOuterArgs& args, int stage, int num_tokens, int first_head,
-                            int lane) {
+__device__ void gather_rows(KvOuterShared<Config>& shared, const KvOuterArgs& args, int stage, int num_tokens,
+                            int first_head, int lane) {
   constexpr int kChunks = Config::kRowBytes / 16;
   const uint32_t tile = cuda::shared_address(shared.q[stage]);
   const int group = args.sizes.group_size, rows = num_tokens << args.queries.group_shift;
   for (int i = lane; i < rows * kChunks; i += 32) {
     const int row = i / kChunks, chunk = i % kChunks;
-    const uint8_t* source = args.queries.row(shared.tokens[stage][row >> args.queries.group_shift],
-                                             first_head + (row & (group - 1))) +
-                            chunk * 16;
+    const uint8_t* source =
+        args.queries.row(shared.tokens[stage][row >> args.queries.group_shift], first_head + (row & (group - 1))) +
+        chunk * 16;
     cuda::copy_16_bytes(tile + q_offset<Config>(row, chunk), source);
   }
   cuda::barrier_arrive_after_copies(&shared.q_full[stage]);
@@ -79,8 +79,8 @@ __device__ void produce(KvOuterShared<Config>& shared, const CUtensorMap& q_map,
     pieces.advance();
     if (piece.num_tiles == 0) break;
     const int32_t* tokens = args.map.q_index + piece.head * args.sizes.entries_per_head();
-    const int32_t head_row =
-        static_cast<int32_t>((piece.head - args.head_begin) * args.sizes.entries_per_head() << args.queries.group_shift);
+    const int32_t head_row = static_cast<int32_t>((piece.head - args.head_begin) * args.sizes.entries_per_head()
+                                                  << args.queries.group_shift);
     auto load_token = [&](int32_t entry, int i) {
       return entry + i < piece.end && i < tile_tokens ? tokens[entry + i] : 0;
     };

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The work of one kv-outer CTA: slices of the tiles of the KV heads of the pass, block after block. A warp of its own finds the
-// pieces: a claim, a slice, its block and its first queries are four loads that wait for each other, 3 us in which the
-// tensor cores would run dry.
+// The work of one kv-outer CTA: slices of the tiles of the KV heads of the pass, block after block. A warp of its own
+// finds the pieces: a claim, a slice, its block and its first queries are four loads that wait for each other, 3 us in
+// which the tensor cores would run dry.
 #pragma once
 
 #include "attend/sm90/kv_outer_config.h"
@@ -51,7 +51,8 @@ class WorkWalk {
     const int32_t skipped = tile_ - piece.block.tile_begin;
     piece.entry = piece.block.entry_begin + skipped * tile_tokens;
     piece.end = piece.block.entry_begin + piece.block.num_entries;
-    piece.num_tiles = min(tile_end_ - tile_, (piece.end - piece.entry + tile_tokens - 1) >> (6 - args_.queries.group_shift));
+    piece.num_tiles =
+        min(tile_end_ - tile_, (piece.end - piece.entry + tile_tokens - 1) >> (6 - args_.queries.group_shift));
     tile_ += piece.num_tiles;
     return true;
   }

@@ -101,10 +101,9 @@ void launch_q_outer(const PrefillSizes& sizes, const PrefillBatch& batch, const 
   args.q_begin = q_begin;
   args.q_end = std::min(q_begin + sizes.range_tokens, sizes.total_q);
   args.tile_tokens = tile_tokens;
-  args.num_places =
-      sm90::num_run_places(args.q_end - args.q_begin, kQOuterTiles * tile_tokens, sizes.num_sequences);
-  cuda::launch(row.kernel.name, row.function, dim3(static_cast<unsigned>(sizes.num_sms)), row.threads,
-               row.shared_bytes, stream, maps.get().k, maps.get().v, args);
+  args.num_places = sm90::num_run_places(args.q_end - args.q_begin, kQOuterTiles * tile_tokens, sizes.num_sequences);
+  cuda::launch(row.kernel.name, row.function, dim3(static_cast<unsigned>(sizes.num_sms)), row.threads, row.shared_bytes,
+               stream, maps.get().k, maps.get().v, args);
 }
 
 }  // namespace tilesieve

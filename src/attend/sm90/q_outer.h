@@ -6,13 +6,12 @@
 #include <algorithm>
 #include <vector>
 
+#include "attend/loop_model_sm90.h"
 #include "attend/sm90/tensors.h"
 
 namespace tilesieve {
 
 std::vector<PrefillKernel> q_outer_kernels();
-
-inline constexpr int32_t kQOuterTiles = 2;  // of a run: tiles that share what is read
 
 // Most query tokens of a tile of 64 rows.
 constexpr int32_t max_tile_tokens(const PrefillSizes& sizes) {

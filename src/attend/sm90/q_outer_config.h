@@ -9,7 +9,7 @@
 
 namespace tilesieve::sm90 {
 
-inline constexpr int kSteps = 8;   // steps that the planner is ahead
+inline constexpr int kSteps = 8;  // steps that the planner is ahead
 
 template <class Element, int HeadDim, int BlockSize, int KvStages, int RawStages>
 struct QOuterConfig : TileConfig<Element, HeadDim, BlockSize> {
@@ -22,7 +22,7 @@ struct QOuterConfig : TileConfig<Element, HeadDim, BlockSize> {
   static_assert(kNumConsumers * kConsumerRegisters + kOtherRegisters <=
                 (kNumConsumers + 1) * (65536 / kThreads / 8 * 8));
 
-  static constexpr int kStages = KvStages;                        // blocks of keys and values at hand
+  static constexpr int kStages = KvStages;                         // blocks of keys and values at hand
   static constexpr int kRawStages = kE4m3 ? RawStages : KvStages;  // of values as they came
 };
 
@@ -56,8 +56,8 @@ struct alignas(1024) QOuterShared {
   alignas(1024) uint8_t k[Config::kStages][Config::kKvBytes];
   alignas(1024) uint8_t v[Config::kRawStages][Config::kKvBytes];
   alignas(1024) uint8_t q[Config::kNumConsumers][Config::kQBytes];
-  alignas(Config::kE4m3 ? 1024 : 16) uint8_t v_transposed[Config::kStages][Config::kE4m3 ? Config::kTransposedBytes
-                                                                                        : 8];
+  alignas(Config::kE4m3 ? 1024
+                        : 16) uint8_t v_transposed[Config::kStages][Config::kE4m3 ? Config::kTransposedBytes : 8];
   Step step[kSteps];
   int32_t picks[kPickSlots];
   int32_t valid_keys[Config::kRawStages];  // of the values; -1 = no more

@@ -17,10 +17,10 @@ struct QOuterArgs {
   PrefillOutput output;
   PrefillScale v_scale;
   const PrefillChoice* choice;  // see is_chosen
-  int32_t* claims;          // [2] counters, 0 before the launch
-  int32_t q_begin, q_end;   // query tokens of the launch
-  int32_t tile_tokens;      // of one consumer
-  int32_t num_places;       // of runs, under each KV head
+  int32_t* claims;              // [2] counters, 0 before the launch
+  int32_t q_begin, q_end;       // query tokens of the launch
+  int32_t tile_tokens;          // of one consumer
+  int32_t num_places;           // of runs, under each KV head
 };
 
 // Run by all lanes of the planner warp. KV heads come one after the other, so that the keys and values of one stay in

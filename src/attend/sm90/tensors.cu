@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "attend/sm90/tensors.h"
-
 #include <algorithm>
 #include <new>
 
 #include "attend/sm90/tensor_maps.h"
+#include "attend/sm90/tensors.h"
 #include "cuda/tensor_map.h"
 
 namespace tilesieve {
@@ -53,11 +52,10 @@ CUtensorMap q_map(const PrefillSizes& sizes, const AttendTensors& tensors) {
 
 AttendMaps::AttendMaps(const PrefillSizes& sizes, const AttendTensors& tensors) {
   static_assert(sizeof(Maps) <= sizeof bytes_ && alignof(Maps) <= 128);
-  new (bytes_) Maps{q_map(sizes, tensors),
-                    kv_map("k", tensors.k, sizes, tensors, tensors.k_token_stride, tensors.k_head_stride,
-                                 tensors.k_page_stride),
-                    kv_map("v", tensors.v, sizes, tensors, tensors.v_token_stride, tensors.v_head_stride,
-                                 tensors.v_page_stride)};
+  new (bytes_) Maps{
+      q_map(sizes, tensors),
+      kv_map("k", tensors.k, sizes, tensors, tensors.k_token_stride, tensors.k_head_stride, tensors.k_page_stride),
+      kv_map("v", tensors.v, sizes, tensors, tensors.v_token_stride, tensors.v_head_stride, tensors.v_page_stride)};
 }
 
 const AttendMaps::Maps& AttendMaps::get() const { return *std::launder(reinterpret_cast<const Maps*>(bytes_)); }
