@@ -46,7 +46,8 @@ PrefillCall::PrefillCall(const PrefillInputs& inputs, const PrefillOutputs& outp
 }
 
 void PrefillCall::check(const PrefillOptions& options) {
-  const auto& [q, k, v, block_index, cu_q, cu_kv, kv_lens, block_table, q_scale, k_scale, v_scale] = inputs_;
+  const auto& [q, k, v, block_index, index_q, index_k, cu_q, cu_kv, kv_lens, block_table, q_scale, k_scale, v_scale] =
+      inputs_;
   const bool paged = k.num_dims == 4;
   if (q.num_dims != 3) fail("q: got {} dimensions, expected [total_q, num_q_heads, head_dim]", q.num_dims);
   if (k.num_dims != 3 && !paged) {
@@ -100,12 +101,6 @@ void PrefillCall::check(const PrefillOptions& options) {
   if (options.max_kv_blocks < 0) fail("max_kv_blocks: got {}, expected 0 or more", options.max_kv_blocks);
   if (options.max_kv_blocks > 0) rows = std::min(rows, options.max_kv_blocks);
   rows = round_up(std::max<int64_t>(rows, 1), 8);
-  if (block_index.num_dims != 3 || block_index.sizes[2] < 1 || block_index.sizes[2] > kMaxPrefillTopK) {
-    fail("block_index: got {}, expected i32 [num_kv_heads, total_q, top_k] with top_k 1 to {}",
-         block_index.num_dims == 0 ? "nothing" : block_index.describe(), kMaxPrefillTopK);
-  }
-  check_tensor("block_index", block_index, {DType::i32}, {num_kv_heads, total_q, block_index.sizes[2]},
-               "num_kv_heads, total_q, top_k");
   check_tensor("o", outputs_.o, {DType::bf16, DType::f16}, {total_q, num_q_heads, head_dim},
                "total_q, num_q_heads, head_dim");
   check_rows("o", outputs_.o);
@@ -130,14 +125,62 @@ void PrefillCall::check(const PrefillOptions& options) {
   sizes_.head_dim = static_cast<int32_t>(head_dim);
   sizes_.kv_block_size = static_cast<int32_t>(block);
   sizes_.total_q = static_cast<int32_t>(total_q);
-  sizes_.top_k = static_cast<int32_t>(block_index.sizes[2]);
   sizes_.num_rows = static_cast<int32_t>(rows);
   sizes_.causal = options.causal;
   batch_.cu_seqlens_q = cu_q.as<const int32_t>();
+  check_block_index(options);
+}
+
+// Given, chosen by the call, or none: then all blocks that a token sees.
+void PrefillCall::check_block_index(const PrefillOptions& options) {
+  const TensorView &block_index = inputs_.block_index, &index_q = inputs_.index_q;
+  const bool given = block_index.num_dims != 0, chooses = index_q.num_dims != 0 || inputs_.index_k.num_dims != 0;
+  const int64_t top_k = given ? block_index.sizes[2] : options.top_k;
+  if (given && (block_index.num_dims != 3 || top_k < 1 || top_k > kMaxPrefillTopK)) {
+    fail("block_index: got {}, expected i32 [num_kv_heads, total_q, top_k] with top_k 1 to {}", block_index.describe(),
+         kMaxPrefillTopK);
+  }
+  if (given) {
+    check_tensor("block_index", block_index, {DType::i32}, {sizes_.num_kv_heads, sizes_.total_q, top_k},
+                 "num_kv_heads, total_q, top_k");
+  }
+  if (!given && chooses && (top_k < 1 || top_k > kMaxPrefillTopK)) {
+    fail("top_k: got {}, expected 1 to {}", top_k, kMaxPrefillTopK);
+  }
+  const int64_t limit = options.dense_up_to >= 0 ? options.dense_up_to : dense_up_to(inputs_.k.dtype);
+  dense_ = !given && (!chooses || (options.loop_order == LoopOrder::automatic && sizes_.max_kv_len <= limit));
+  if (dense_ && options.loop_order == LoopOrder::kv_outer) {
+    fail("block_index: got nothing, expected one with loop_order kv_outer; without it attention is dense, in q_outer");
+  }
+  sizes_.top_k = static_cast<int32_t>(dense_ ? 1 : top_k);
   batch_.block_index = block_index.as<const int32_t>();
-  batch_.index_head_stride = block_index.strides[0];
-  batch_.index_token_stride = block_index.strides[1];
-  batch_.index_slot_stride = block_index.strides[2];
+  batch_.index_head_stride = given ? block_index.strides[0] : int64_t{sizes_.total_q} * sizes_.top_k;
+  batch_.index_token_stride = given ? block_index.strides[1] : sizes_.top_k;
+  batch_.index_slot_stride = given ? block_index.strides[2] : 1;
+  if (!chooses) return;
+  if (index_q.num_dims == 3 && index_q.sizes[1] != sizes_.num_kv_heads) {
+    fail("index_q: got {} heads, expected one for each of {} KV heads", index_q.sizes[1], sizes_.num_kv_heads);
+  }
+  if (index_q.num_dims == 3 && index_q.sizes[0] != sizes_.total_q) {
+    fail("index_q: got {} tokens, expected {} as q", index_q.sizes[0], sizes_.total_q);
+  }
+  index_ = IndexOptions{options.kv_block_size, options.causal, options.local_blocks, options.init_blocks};
+  layout_.index = index_call(reinterpret_cast<void*>(kAlignment)).layout().bytes;  // and checks the tensors
+  if (dense_) index_.reset();
+}
+
+// `workspace` is addressed only.
+IndexCall PrefillCall::index_call(void* workspace) const {
+  const IndexInputs inputs = {inputs_.index_q,       inputs_.index_k, inputs_.cu_seqlens_q,
+                              inputs_.cu_seqlens_kv, inputs_.kv_lens, inputs_.block_table};
+  IndexOutputs outputs;
+  outputs.block_index = inputs_.block_index;
+  if (inputs_.block_index.num_dims == 0) {
+    outputs.block_index = contiguous_view(static_cast<uint8_t*>(workspace) + layout_.block_index, DType::i32,
+                                          {sizes_.num_kv_heads, sizes_.total_q, sizes_.top_k});
+    outputs.block_index.device.kind = DeviceKind::cuda;
+  }
+  return IndexCall(inputs, outputs, *index_, sizes_.num_sms);
 }
 
 void PrefillCall::choose_by_shape(const PrefillOptions& options) {
@@ -155,7 +198,10 @@ void PrefillCall::choose_by_shape(const PrefillOptions& options) {
     tile_tokens_ = (tile_tokens_ + 1) / 2;
   }
   model_ = loop_model(sizes_, inputs_.k.dtype);
-  if (options.loop_order == LoopOrder::automatic) {
+  if (dense_) {
+    loop_ = PrefillLoop::q_outer;
+    why_ = inputs_.index_q.num_dims == 0 ? "dense: no block index" : "dense: too few keys for choosing to pay";
+  } else if (options.loop_order == LoopOrder::automatic) {
     loop_ = loop_by_shape(sizes_, model_, tile_tokens_);
     why_ = "by its shapes";
   } else {
@@ -197,6 +243,11 @@ void PrefillCall::lay_out() {
     return at;
   };
   const int64_t heads = sizes_.num_kv_heads, rows = sizes_.num_rows, entries = sizes_.entries_per_head();
+  if (index_) {
+    layout_.index = take(layout_.index);
+    const bool given = inputs_.block_index.num_dims != 0;
+    layout_.block_index = given ? 0 : take(int64_t{4} * sizes_.num_kv_heads * sizes_.total_q * sizes_.top_k);
+  }
   layout_.kv_lens = take(int64_t{4} * sizes_.num_sequences);
   layout_.cu_rows = take(int64_t{4} * (sizes_.num_sequences + 1));
   layout_.run_claims = take(8);
@@ -249,18 +300,28 @@ PrefillMap PrefillCall::map_in(void* workspace) const {
 
 PrefillPartials PrefillCall::partials_in(void* workspace) const { return {at<uint8_t>(workspace, layout_.partials)}; }
 
+PrefillBatch PrefillCall::batch_in(void* workspace) const {
+  PrefillBatch batch = batch_;
+  if (index_ && batch.block_index == nullptr) batch.block_index = at<const int32_t>(workspace, layout_.block_index);
+  return batch;
+}
+
+void PrefillCall::choose_blocks(void* workspace, Stream stream) const {
+  index_call(workspace).run(at<void>(workspace, layout_.index), stream);
+}
+
 int32_t PrefillCall::heads_from(int32_t head_begin) const {
   return std::min(sizes_.heads_per_pass, sizes_.num_kv_heads - head_begin);
 }
 
 void PrefillCall::sequence_rows(void* workspace, Stream stream) const {
   const cuda::NvtxRange nvtx("sequence rows");
-  launch_sequence_rows(sizes_, batch_, map_in(workspace), stream);
+  launch_sequence_rows(sizes_, batch_in(workspace), map_in(workspace), stream);
 }
 
 void PrefillCall::map(void* workspace, int32_t range, Stream stream) const {
   const cuda::NvtxRange nvtx("map and schedule");
-  launch_map(sizes_, batch_, map_in(workspace), range * sizes_.range_tokens, stream);
+  launch_map(sizes_, batch_in(workspace), map_in(workspace), range * sizes_.range_tokens, stream);
 }
 
 void PrefillCall::quantize(void* workspace, int32_t range, Stream stream) const {
@@ -313,13 +374,13 @@ void PrefillCall::kv_outer(void* workspace, const AttendTensors& tensors, const 
 
 void PrefillCall::choose(void* workspace, Stream stream) const {
   const cuda::NvtxRange nvtx("choose loop");
-  launch_choose_loop(sizes_, batch_, map_in(workspace), model_, tile_tokens_, stream);
+  launch_choose_loop(sizes_, batch_in(workspace), map_in(workspace), model_, tile_tokens_, stream);
 }
 
 void PrefillCall::q_outer(void* workspace, const AttendTensors& tensors, const AttendMaps& maps, int32_t range,
                           Stream stream) const {
   const cuda::NvtxRange nvtx("attend q-outer");
-  launch_q_outer(sizes_, batch_, map_in(workspace), tensors, maps,
+  launch_q_outer(sizes_, batch_in(workspace), map_in(workspace), tensors, maps,
                  check_scale("v_scale", inputs_.v_scale, sizes_.num_kv_heads), output(), range * sizes_.range_tokens,
                  tile_tokens_, stream);
 }
@@ -345,6 +406,7 @@ void PrefillCall::combine(void* workspace, int32_t range, int32_t head_begin, St
 
 void PrefillCall::run(void* workspace, Stream stream) const {
   if (sizes_.total_q == 0) return;
+  if (index_) choose_blocks(workspace, stream);
   if (loop_) {
     sequence_rows(workspace, stream);
   } else {
@@ -365,6 +427,7 @@ void PrefillCall::run(void* workspace, Stream stream) const {
 }
 
 PrefillChoice PrefillCall::counted(void* workspace, Stream stream) const {
+  if (index_) choose_blocks(workspace, stream);
   choose(workspace, stream);
   return read_choice(map_in(workspace), stream);
 }
@@ -374,6 +437,7 @@ std::string PrefillCall::explain(void* workspace, Stream stream) const {
   const std::string tiles =
       fmt::format("tiles of {} query tokens x {} heads, {} tiles a run", tile_tokens_, sizes_.group_size, kQOuterTiles);
   if (loop_) {
+    if (dense_) return fmt::format("{} ({}); at most {} keys; {}", name, why_, sizes_.max_kv_len, tiles);
     return fmt::format("{} ({}); {} query tokens, top_k {} of at most {} blocks; {}", name, why_, sizes_.total_q,
                        sizes_.top_k, ceil_div(int64_t{sizes_.max_kv_len}, int64_t{sizes_.kv_block_size}), tiles);
   }

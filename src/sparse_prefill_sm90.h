@@ -9,6 +9,7 @@
 #include "attend/sm90/kv_outer.h"
 #include "attend/sm90/q_outer.h"
 #include "combine/combine_sm90.h"
+#include "index_sm90.h"
 #include "plan/map_sm90.h"
 #include "quant/quantize_q_sm90.h"
 #include "tilesieve/sparse_prefill_sm90.h"
@@ -19,6 +20,7 @@ namespace tilesieve::sm90 {
 struct PrefillLayout {
   int64_t kv_lens, cu_rows, offsets, q_index, place, blocks, num_tiles, claims, slice_block, run_claims, choice;
   int64_t q_data = 0, q_row_scale = 0;  // of quantised queries
+  int64_t block_index = 0, index = 0;   // what the index branch chooses, and its own workspace
   int64_t partials;
   int64_t bytes = 0;
 };
@@ -35,6 +37,10 @@ class PrefillCall {
   std::optional<PrefillLoop> loop() const { return loop_; }  // none: the device chooses
   int32_t tile_tokens() const { return tile_tokens_; }       // of q-outer
 
+  bool chooses_blocks() const { return index_.has_value(); }
+  bool dense() const { return dense_; }
+
+  void choose_blocks(void* workspace, Stream stream) const;
   // Launches of one range; head_begin is a multiple of heads_per_pass.
   void sequence_rows(void* workspace, Stream stream) const;
   void map(void* workspace, int32_t range, Stream stream) const;
@@ -56,9 +62,12 @@ class PrefillCall {
 
  private:
   void check(const PrefillOptions& options);
+  void check_block_index(const PrefillOptions& options);
   void choose_by_shape(const PrefillOptions& options);
   void size_passes(int64_t workspace_limit);
   void lay_out();
+  IndexCall index_call(void* workspace) const;
+  PrefillBatch batch_in(void* workspace) const;
   PrefillOutput output() const;
   PrefillMap map_in(void* workspace) const;
   PrefillPartials partials_in(void* workspace) const;
@@ -69,6 +78,8 @@ class PrefillCall {
   PrefillSizes sizes_;
   PrefillLayout layout_{};
   PrefillBatch batch_;
+  std::optional<IndexOptions> index_;  // the call chooses blocks
+  bool dense_ = false;
   double softmax_scale_ = 0.0;
   bool quantizes_q_ = false;
   std::optional<PrefillLoop> loop_;

@@ -144,6 +144,41 @@ TEST(PrefillLoopByShape, TheModelGrowsWithTheWork) {
   }
 }
 
+TEST(PrefillModule, ChoosesInItsWorkspaceAndSaysWhatItWants) {
+  const auto with_index = [](auto change) {
+    Call call(512, 64, 4, 16);
+    call.inputs.block_index = {};
+    call.inputs.index_q = fake(DType::bf16, {512, 4, 128});
+    call.inputs.index_k = fake(DType::bf16, {300, 128, 128});
+    change(call);
+    return call;
+  };
+  const Call chosen = with_index([](Call&) {});
+  EXPECT_TRUE(chosen.make().chooses_blocks());
+  EXPECT_FALSE(chosen.make().dense());
+  const Call kept = with_index([](Call& c) { c.inputs.block_index = fake(DType::i32, {4, 512, 16}); });
+  EXPECT_EQ(chosen.make().layout().bytes - kept.make().layout().bytes, 4 * 512 * 16 * 4);
+  // Few keys, and the loop left to the call: all blocks.
+  const Call few = with_index([](Call& c) {
+    c.inputs.block_table = fake(DType::i32, {3, 16});
+    c.options.loop_order = LoopOrder::automatic;
+  });
+  EXPECT_TRUE(few.make().dense());
+  EXPECT_FALSE(few.make().chooses_blocks());
+  const Call none = with_index([](Call& c) { c.inputs.index_q = c.inputs.index_k = {}; });
+  EXPECT_THAT(none.refusal(), AllOf(HasSubstr("block_index: got nothing"), HasSubstr("kv_outer")));
+
+  const auto refused = [&](auto change) { return with_index(change).refusal(); };
+  EXPECT_THAT(refused([](Call& c) { c.options.top_k = 33; }), HasSubstr("top_k: got 33"));
+  EXPECT_THAT(refused([](Call& c) { c.inputs.index_k = {}; }), HasSubstr("index_k: got 0 dimensions"));
+  EXPECT_THAT(refused([](Call& c) { c.inputs.index_q = {}; }), HasSubstr("index_q: got 0 dimensions"));
+  EXPECT_THAT(refused([](Call& c) { c.inputs.index_q = fake(DType::bf16, {512, 2, 128}); }),
+              HasSubstr("index_q: got 2 heads, expected one for each of 4 KV heads"));
+  EXPECT_THAT(refused([](Call& c) { c.inputs.index_q = fake(DType::bf16, {511, 4, 128}); }),
+              HasSubstr("index_q: got 511 tokens, expected 512"));
+  EXPECT_THAT(refused([](Call& c) { c.options.init_blocks = -1; }), HasSubstr("init_blocks: got -1"));
+}
+
 TEST(PrefillRefusals, NameTheArgumentWhatWasGotAndWhatExists) {
   const auto refused = [](auto change) {
     Call call(512, 64, 4, 16);

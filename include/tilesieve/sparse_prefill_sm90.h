@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// The sparse prefill on a Hopper GPU: attention over given block ids, on the caller's stream, with queries or key
-// blocks in the outer loop. A call allocates nothing, copies nothing to the host and never waits; sizes come from
-// shapes alone, everything that depends on data is decided on the device. So a call can be captured in a CUDA graph and
-// replayed with other data, other ids and other lengths within the same shapes.
+// The sparse prefill on a Hopper GPU, on the caller's stream: attention over given block ids, over those that its index
+// tensors choose, or over all, with queries or key blocks in the outer loop. A call allocates nothing, copies nothing
+// to the host and never waits; sizes come from shapes alone, everything that depends on data is decided on the device.
+// So a call can be captured in a CUDA graph and replayed with other data, other ids and other lengths within the same
+// shapes.
 #pragma once
 
 #include <cstdint>
@@ -24,7 +25,12 @@ struct PrefillInputs {
   TensorView k, v;
   // i32 [num_kv_heads, total_q, top_k], top_k at most 32, any strides: ids of key blocks inside the token's own
   // sequence, in any order. -1, ids out of range and blocks wholly in the future contribute nothing, a duplicate once.
+  // Absent beside index tensors: the call chooses and keeps them in its workspace. Present beside them: the call writes
+  // what it chooses here too, for layers that share a choice. Absent without them: dense attention.
   TensorView block_index;
+  // The index branch (index_sm90.h), with one index head for each KV head: [total_q, num_kv_heads, 128], and keys
+  // [total_kv, 128] or [num_pages, page_size, 128]. Optional, both or none.
+  TensorView index_q, index_k;
   TensorView cu_seqlens_q;   // i32 [num_sequences + 1], from 0; query tokens behind the last are padding: 0 and -inf
   TensorView cu_seqlens_kv;  // i32 [num_sequences + 1], from 0; packed keys
   TensorView kv_lens;        // i32 [num_sequences]; paged keys
@@ -40,6 +46,11 @@ struct PrefillOutputs {
 };
 
 struct PrefillOptions {
+  // Of the index tensors: picks of a query, at most 32 (where block_index is present: its own), and forced blocks.
+  int64_t top_k = 16, local_blocks = 1, init_blocks = 0;
+  // With index tensors and LoopOrder::automatic: where the shapes allow no sequence more keys than this, all blocks are
+  // attended to, because choosing them takes longer than it saves. Negative = where that is on an H200 (docs/loops.md).
+  int64_t dense_up_to = -1;
   int64_t kv_block_size = 128;  // 128 or 64
   bool causal = true;           // bottom-right: query i of a sequence stands at position kv_len - q_len + i
   double softmax_scale = 0.0;   // 0 = 1 / sqrt(head_dim)

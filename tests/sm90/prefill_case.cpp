@@ -342,9 +342,13 @@ void DeviceCase::upload(const PrefillCase& c) {
 
 void DeviceCase::replace(const PrefillCase& c) { upload(c); }
 
-void DeviceCase::launch(void* stream) {
+void DeviceCase::clear_output() {
   o_.fill(0xff);  // a NaN that no arithmetic makes
   lse_.fill(0xff);
+}
+
+void DeviceCase::launch(void* stream) {
+  clear_output();
   sm90::sparse_prefill(inputs, outputs, options, workspace_.data(), workspace_.bytes() - kGuard, stream);
 }
 

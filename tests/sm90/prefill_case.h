@@ -83,6 +83,7 @@ struct PrefillOutput {
 class DeviceCase {
  public:
   explicit DeviceCase(const PrefillCase& c);
+  void clear_output();  // to bits that no arithmetic makes
   void launch(void* stream = nullptr);
   PrefillOutput output() const;
   // New ids, lengths and values of the same shapes, in place.

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The union of what neighbouring query tokens picked: block after block, ascending, and who picked each. A warp sorts
-// the picks of a token once, then every lane holds the next block of its own tokens, and the smallest of them all is
-// one instruction away: about 30 instructions a block, and no list of the union anywhere.
+// The union of what neighbouring query tokens picked, or of all that they see: block after block, ascending, and who
+// picked each. A warp sorts the picks of a token once, then every lane holds the next block of its own tokens, and the
+// smallest of them all is one instruction away: about 30 instructions a block, and no list of the union anywhere.
 #pragma once
 
 #include <climits>
@@ -55,7 +55,7 @@ __device__ inline bool find_run(const PrefillSizes& sizes, const PrefillBatch& b
 }
 
 // All lanes of a warp call all of it. `picks` is shared memory of the warp: top_k + 1 slots a token, its ids ascending
-// and INT_MAX behind the last.
+// and INT_MAX behind the last. Without a block index a token picks all that it sees, and a lane counts.
 class UnionWalk {
  public:
   __device__ UnionWalk(int32_t (&picks)[kPickSlots], const PrefillSizes& sizes, const PrefillBatch& batch,
@@ -63,6 +63,13 @@ class UnionWalk {
       : lane_(static_cast<int>(threadIdx.x) % 32) {
     constexpr int kAhead = 4;  // loads in flight
     const int count = run.end - run.begin;
+    counts_to_ = -1;
+    if (batch.block_index == nullptr) {
+      const int32_t visible = lane_ < count ? run.visible(run.begin + lane_) : 0;
+      counts_to_ = visible / sizes.kv_block_size + (visible % sizes.kv_block_size != 0);
+      next_ = counts_to_ > 0 ? 0 : INT_MAX;
+      return;
+    }
     const int32_t* index = batch.block_index + run.head * batch.index_head_stride + lane_ * batch.index_slot_stride;
     for (int first = 0; first < count; first += kAhead) {
       int32_t id[kAhead];
@@ -88,7 +95,7 @@ class UnionWalk {
     block = __reduce_min_sync(0xffffffffu, next_);
     if (block == INT_MAX) return false;
     members = __ballot_sync(0xffffffffu, next_ == block);
-    if (next_ == block) next_ = *++mine_;
+    if (next_ == block) next_ = counts_to_ < 0 ? *++mine_ : block + 1 < counts_to_ ? block + 1 : INT_MAX;
     return true;
   }
 
@@ -118,6 +125,7 @@ class UnionWalk {
 
   const int lane_;
   const int32_t* mine_;  // of token `lane`
+  int32_t counts_to_;    // blocks that it sees; negative: it has a list
   int32_t next_;
 };
 
