@@ -33,7 +33,7 @@ void run_plan(const Problem& problem, const AttentionInputs& inputs, const Plan&
               void* workspace, const Execution& execution) {
   if (reinterpret_cast<uintptr_t>(workspace) % 64 != 0) fail("workspace: not aligned to 64 bytes");
   if (plan.loop_order == LoopOrder::q_outer) return attend_q_outer(problem, inputs, plan, outputs, execution);
-  check_inputs(problem, inputs, outputs);
+  check_inputs(problem, inputs, outputs, contiguous_view(workspace, DType::u8, {plan.workspace_bytes}));
   check_plan(problem, plan, LoopOrder::kv_outer);
 
   AlignedArray<uint8_t> own_workspace;
