@@ -19,6 +19,7 @@ namespace {
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
+using ::testing::StartsWith;
 
 const char* const kLines[] = {
     "hq=4 hkv=2 d=16 q=50 kv=130 block=8 topk=4",
@@ -391,7 +392,18 @@ TEST(Difference, HonoursStridesAndRefusesOtherShapes) {
   std::swap(transposed.strides[0], transposed.strides[1]);
   EXPECT_EQ(compare(a.view(), transposed).max_abs, 0);
   EXPECT_THAT(error_of([&] { compare(a.view(), b.view()); }), AllOf(HasSubstr("f32[2, 3]"), HasSubstr("f32[3, 2]")));
-  EXPECT_THAT(error_of([&] { compare(a.view(), Tensor(DType::f64, {2, 3}).view()); }), HasSubstr("f64[2, 3]"));
+  EXPECT_THAT(error_of([&] { compare(a.view(), Tensor(DType::f64, {2, 3}).view()); }),
+              AllOf(StartsWith("want: f64"), HasSubstr("bf16")));
+}
+
+TEST(Difference, TakesWhatAttentionStores) {
+  Tensor want(DType::f32, {3}), got(DType::bf16, {3});
+  const float values[] = {1.0f, 2.0f, -4.0f};
+  std::copy(std::begin(values), std::end(values), want.as<float>());
+  const uint16_t bits[] = {0x3f80, 0x4000, 0xc081};  // 1, 2, -4.03125
+  std::copy(std::begin(bits), std::end(bits), got.as<uint16_t>());
+  EXPECT_EQ(compare(got.view(), want.view()).max_abs, 0.03125);
+  EXPECT_EQ(compare(want.view(), got.view()).max_abs, 0.03125);
 }
 
 }  // namespace

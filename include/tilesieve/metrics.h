@@ -34,7 +34,7 @@ struct Mass {
 std::vector<Mass> measure_mass(const Problem& problem, const RouteInputs& inputs, std::span<const BlockIndex> routes,
                                const RouteOptions& options, int64_t sample_every = 1, const Execution& execution = {});
 
-// Error of `got` against `want`, both f32 of the same shape, accumulated in f64.
+// Error of `got` against `want`, of one shape, each in f32, bf16, f16 or e4m3; accumulated in f64.
 struct Difference {
   double rel_l2 = 0;  // ||got - want|| / ||want||; 0 where both are 0
   double cosine = 1;  // <got, want> / (||got|| ||want||); 1 where both are 0, 0 where one is
