@@ -341,6 +341,9 @@ TEST_F(Cli, RooflineOfACustomDevice) {
   EXPECT_EQ(report.at("device").at("usable_l2_bytes"), 5e7);
   ASSERT_EQ(report.at("cases").size(), 2u);
   EXPECT_EQ(report.at("cases").at(1).at("reuse"), 2);
+  EXPECT_EQ(report.at("sizes"), json::parse(R"({"q": 4, "kv": 4, "o": 4, "partial": 2, "stats": 8})"));
+  const json stored = run_json("roofline --for 'q=1000 dtype=bf16 qdtype=e4m3' --kv-bytes 0.5625");
+  EXPECT_EQ(stored.at("sizes"), json::parse(R"({"q": 1, "kv": 0.5625, "o": 2, "partial": 2, "stats": 8})"));
   expect_refused("roofline --device custom --hbm 1", 2, {"--device custom", "--l2"});
   expect_refused("roofline --device H100", 2, {"--device", "H100", "B200", "H200", "custom"});
   expect_refused("roofline --reuse 17", 2, {"--reuse", "139264"});
