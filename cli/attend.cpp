@@ -35,12 +35,10 @@ struct AttendCommand {
     AttentionOptions options;
     options.workspace_limit = workspace_mib << 20;
     options.execution = execution.execution();
-    std::string name = loop;
-    std::replace(name.begin(), name.end(), '-', '_');
     try {
-      options.loop_order = parse_loop_order(name);
+      options.loop_order = parse_loop_order(loop);
     } catch (const Error&) {
-      throw UsageError(fmt::format("--loop: got '{}', expected auto, q-outer or kv-outer", loop));
+      throw UsageError(fmt::format("--loop: got '{}', expected auto, q_outer or kv_outer", loop));
     }
     return options;
   }
@@ -236,7 +234,7 @@ void add_attend(CLI::App& app) {
   add_execution_options(*sub, command->execution);
   const std::string group = "Execution";
   add_text(*sub, "--loop", command->loop, "ORDER",
-           "auto, q-outer (queries stay, their key blocks pass) or kv-outer (a key block stays, its queries pass)")
+           "auto, q_outer (queries stay, their key blocks pass) or kv_outer (a key block stays, its queries pass)")
       ->group(group);
   add_whole(*sub, "--workspace", command->workspace_mib, 1, int64_t{1} << 24, "MiB of partials at a time, for kv-outer")
       ->group(group);
@@ -259,7 +257,7 @@ void add_attend(CLI::App& app) {
       "\n"
       "Examples:\n"
       "  tilesieve attend model.safetensors --layer 9 --router all --budget 0.15\n"
-      "  tilesieve attend --q q.npy --k k.npy --v v.npy --top-k 16 --loop kv-outer --explain");
+      "  tilesieve attend --q q.npy --k k.npy --v v.npy --top-k 16 --loop kv_outer --explain");
   sub->callback([command] { run(*command); });
 }
 

@@ -144,7 +144,7 @@ void add_mass(CLI::App& app) {
       "\n"
       "Examples:\n"
       "  tilesieve mass model.safetensors --layer 9 --budget 0.05,0.1,0.2\n"
-      "  tilesieve mass model.safetensors --layer 9 --router qk-max --top-k 8,16 --per-head --json");
+      "  tilesieve mass model.safetensors --layer 9 --router qk_max --top-k 8,16 --per-head --json");
   sub->callback([command] { run(*command); });
 }
 

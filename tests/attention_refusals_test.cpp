@@ -244,6 +244,7 @@ TEST_F(AttentionRefusals, InstructionSetThatIsNotHere) {
   EXPECT_THAT(error_of([] { parse_isa("sse9"); }), AllOf(HasSubstr("sse9"), HasSubstr("avx512")));
   for (Isa isa : available_isas()) EXPECT_EQ(parse_isa(name_of(isa)), isa);
   EXPECT_EQ(parse_isa("best"), Isa::best);
+  EXPECT_EQ(parse_isa("avx512-bf16"), Isa::avx512_bf16);
 }
 
 // Sets that compute products in bf16 never round what is not bf16: they refuse it, and Isa::best does not choose them.

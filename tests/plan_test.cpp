@@ -291,6 +291,7 @@ TEST(Plan, LoopOrderNames) {
   for (LoopOrder order : {LoopOrder::automatic, LoopOrder::q_outer, LoopOrder::kv_outer}) {
     EXPECT_EQ(parse_loop_order(name_of(order)), order);
   }
+  EXPECT_EQ(parse_loop_order("kv-outer"), LoopOrder::kv_outer);
   EXPECT_THAT(error_of([] { parse_loop_order("inner"); }),
               AllOf(HasSubstr("inner"), HasSubstr("auto"), HasSubstr("q_outer"), HasSubstr("kv_outer")));
 }

@@ -19,7 +19,7 @@ enum class LoopOrder : uint8_t {
 };
 
 std::string_view name_of(LoopOrder order);
-LoopOrder parse_loop_order(std::string_view name);
+LoopOrder parse_loop_order(std::string_view name);  // with - or _; Error when unknown
 
 // What the parts of the loops cost on a kernel. Unit: one query row against one key, 4 * head_dim FLOP, in a full tile.
 // Defaults: f32 vectors.

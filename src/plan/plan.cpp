@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "base/fail.h"
+#include "base/spelling.h"
 #include "plan/kv_outer.h"
 #include "plan/loop_order.h"
 #include "plan/q_outer.h"
@@ -24,7 +25,7 @@ std::string_view name_of(LoopOrder order) {
 
 LoopOrder parse_loop_order(std::string_view name) {
   for (LoopOrder order : {LoopOrder::automatic, LoopOrder::q_outer, LoopOrder::kv_outer}) {
-    if (name == name_of(order)) return order;
+    if (is_spelling_of(name, name_of(order))) return order;
   }
   fail("loop_order: got '{}', expected auto, q_outer or kv_outer", name);
 }
