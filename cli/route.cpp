@@ -29,7 +29,7 @@ struct RouteCommand {
 
 Json json_of(const RouteStatistics& statistics) {
   Json object = {{"num_picks", statistics.num_picks},
-                 {"kept_blocks", statistics.kept_share},
+                 {"kept_share", statistics.kept_share},
                  {"picks_per_query", statistics.picks_per_query},
                  {"min_picks", statistics.min_picks},
                  {"max_picks", statistics.max_picks},

@@ -30,7 +30,7 @@ from tqdm import tqdm
 import tilesieve
 
 BLOCK = 64
-ROUTERS = ("oracle", "qk-max", "mean-pool", "random")
+ROUTERS = ("oracle", "qk_max", "mean_pool", "random")
 TOP_KS = (4, 8, 16, 32)
 SAMPLE_EVERY = 16  # mass is measured for every so-manieth token: the mean over 30 layers needs no more
 
@@ -42,7 +42,7 @@ class Row:
     router: str
     top_k: int
     perplexity: float
-    kept_blocks: float
+    kept_share: float
     mass: float
     floor: float
     ceiling: float
@@ -81,7 +81,7 @@ def run(weights: Weights, token_ids: TokenIds, router: str, top_k: int) -> Row:
     hidden = forward(weights, token_ids, attention=sparse or dense_attention,
                      track=lambda layers: tqdm(layers, desc=f"{router} {top_k or ''}", unit="layer", disable=None))
     perplexity = math.exp(mean_negative_log_likelihood(weights, hidden, token_ids))
-    shares = [sparse.mean(share) if sparse else 1.0 for share in ("kept_blocks", "mass", "floor", "ceiling")]
+    shares = [sparse.mean(share) if sparse else 1.0 for share in ("kept_share", "mass", "floor", "ceiling")]
     return Row(router, top_k, round(perplexity, 4), *(round(share, 4) for share in shares),
                seconds=round(time.monotonic() - started, 1))
 
@@ -92,7 +92,7 @@ def table(rows: list[Row]) -> str:
     lines = ["| router | top-k | blocks kept | mass | floor | ceiling | perplexity | of dense |",
              "|---|---|---|---|---|---|---|---|"]
     for row in rows:
-        lines.append(f"| `{row.router}` | {row.top_k or 'all'} | {100 * row.kept_blocks:.1f} % | {row.mass:.3f} "
+        lines.append(f"| `{row.router}` | {row.top_k or 'all'} | {100 * row.kept_share:.1f} % | {row.mass:.3f} "
                      f"| {row.floor:.3f} | {row.ceiling:.3f} | {row.perplexity:.2f} | {row.perplexity / dense:.3f} |")
     return "\n".join(lines)
 
@@ -107,7 +107,7 @@ def plot(rows: list[Row], path: Path) -> None:
 
     dense = next(row.perplexity for row in rows if row.router == "dense")
     figure, axes = plt.subplots(1, 2, figsize=(9, 3.6), sharey=True, constrained_layout=True)
-    for axis, share, label in zip(axes, ("mass", "kept_blocks"), ("attention mass kept", "blocks kept"), strict=True):
+    for axis, share, label in zip(axes, ("mass", "kept_share"), ("attention mass kept", "blocks kept"), strict=True):
         axis.axhline(dense, color="black", linewidth=0.8, linestyle="--")
         axis.annotate("dense", (0.01, dense), xycoords=("axes fraction", "data"), va="top", fontsize=8)
         for router in ROUTERS:

@@ -56,7 +56,7 @@ std::string sparse_attention(const Problem& problem, const AttentionInputs& inpu
   check_inputs(problem, inputs, outputs);
   const Plan plan = plan_attention(problem, block_index, options);
   run_plan(problem, inputs, plan, outputs, nullptr, options.execution);
-  return plan.explain;
+  return plan.explanation;
 }
 
 void dense_attention(const Problem& problem, const AttentionInputs& inputs, const AttentionOutputs& outputs,

@@ -184,7 +184,7 @@ TEST_F(Cli, RouteCountsWhatNeighboursShare) {
     EXPECT_EQ(neighbours.at("union_blocks"), 1);
     EXPECT_EQ(neighbours.at("picks_per_read"), neighbours.at("tokens"));
   }
-  EXPECT_EQ(report.at("kept_blocks"), 1);
+  EXPECT_EQ(report.at("kept_share"), 1);
 }
 
 TEST_F(Cli, AttendingToEveryBlockIsDenseAttention) {
@@ -195,7 +195,7 @@ TEST_F(Cli, AttendingToEveryBlockIsDenseAttention) {
     const json& row = report.at("rows").at(0);
     EXPECT_LT(row.at("rel_l2"), 1e-6);
     EXPECT_NEAR(row.at("mass"), 1, 1e-5);
-    EXPECT_EQ(row.at("kept_blocks"), 1);
+    EXPECT_EQ(row.at("kept_share"), 1);
     EXPECT_GT(row.at("attend_seconds"), 0);
     EXPECT_GT(report.at("dense_seconds"), 0);
     const std::string expected = loop == "q-outer" ? "q_outer" : "kv_outer";

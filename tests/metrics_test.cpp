@@ -108,7 +108,7 @@ Mass reference_mass(const Case& c, const RouteOptions& options, int64_t sample_e
   all.floor /= n;
   all.ceiling /= n;
   all.recall /= n;
-  all.kept_blocks = kept / std::max(1.0, visible);
+  all.kept_share = kept / std::max(1.0, visible);
   return all;
 }
 
@@ -127,7 +127,7 @@ void expect_float64(const Case& c, const RouteOptions& options, int64_t sample_e
     EXPECT_NEAR(got.floor, want.floor, 1e-6);
     EXPECT_NEAR(got.ceiling, want.ceiling, 1e-6);
     EXPECT_NEAR(got.recall, want.recall, 1e-9);
-    EXPECT_NEAR(got.kept_blocks, want.kept_blocks, 1e-12);
+    EXPECT_NEAR(got.kept_share, want.kept_share, 1e-12);
     EXPECT_EQ(got.num_rows, want.num_rows);
     ASSERT_EQ(got.mass_per_head.size(), want.mass_per_head.size());
     for (size_t h = 0; h < want.mass_per_head.size(); ++h) {
@@ -146,7 +146,7 @@ void expect_same_bits(const Mass& got, const Mass& want) {
   EXPECT_EQ(got.floor, want.floor);
   EXPECT_EQ(got.ceiling, want.ceiling);
   EXPECT_EQ(got.recall, want.recall);
-  EXPECT_EQ(got.kept_blocks, want.kept_blocks);
+  EXPECT_EQ(got.kept_share, want.kept_share);
   EXPECT_EQ(got.num_rows, want.num_rows);
   EXPECT_EQ(got.mass_per_head, want.mass_per_head);
   EXPECT_EQ(got.floor_per_head, want.floor_per_head);
@@ -237,7 +237,7 @@ TEST(Mass, AFullBudgetKeepsEverything) {
     EXPECT_NEAR(mass.floor, 1, 1e-6);
     EXPECT_NEAR(mass.ceiling, 1, 1e-6);
     EXPECT_EQ(mass.recall, 1);
-    EXPECT_EQ(mass.kept_blocks, 1);
+    EXPECT_EQ(mass.kept_share, 1);
   }
 }
 
@@ -338,7 +338,7 @@ TEST(Mass, NothingVisibleIsNothingMeasured) {
   const Mass mass = measure(c, {});
   EXPECT_EQ(mass.num_rows, 0);
   EXPECT_EQ(mass.mass, 0);
-  EXPECT_EQ(mass.kept_blocks, 0);
+  EXPECT_EQ(mass.kept_share, 0);
   EXPECT_FALSE(std::isnan(mass.ceiling + mass.floor + mass.recall));
 }
 

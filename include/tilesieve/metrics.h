@@ -23,7 +23,7 @@ namespace [[gnu::visibility("default")]] tilesieve {
 // so that floor <= ceiling and mass <= ceiling hold row by row. Rows that see no key are left out.
 struct Mass {
   double mass = 0, floor = 0, ceiling = 0, recall = 0;
-  double kept_blocks = 0;  // picked visible blocks / visible blocks, over all rows
+  double kept_share = 0;  // picked visible blocks / visible blocks, over all rows
   std::vector<double> mass_per_head, floor_per_head, ceiling_per_head;  // [num_kv_heads]
   int64_t num_rows = 0;                                                 // (query token, KV head) rows measured
 };
