@@ -62,7 +62,7 @@ double real_number(const char* argument, nb::handle object) {
 bool flag(const char* argument, nb::handle object) {
   if (object.ptr() == Py_True) return true;
   if (object.ptr() == Py_False) return false;
-  const std::string_view name = object.type().ptr() != nullptr ? Py_TYPE(object.ptr())->tp_name : "";
+  const std::string_view name = Py_TYPE(object.ptr())->tp_name;  // before NumPy 2 with an underscore
   if (name != "numpy.bool" && name != "numpy.bool_") wrong_type(argument, object, "bool");
   return PyObject_IsTrue(object.ptr()) == 1;
 }

@@ -8,6 +8,7 @@ from dataclasses import KW_ONLY, dataclass
 from typing import Literal
 
 from . import _core
+from ._options import Isa
 
 DType = Literal["f32", "bf16", "f16", "e4m3"]
 
@@ -101,6 +102,6 @@ def kernels(problem: Problem | str | None = None) -> list[Kernel]:
     return [Kernel(**row) for row in _core.kernels(problem_of(problem))]
 
 
-def available_isas() -> list[str]:
+def available_isas() -> list[Isa]:
     """Instruction sets that this build has and this machine runs, worst first."""
     return _core.available_isas()

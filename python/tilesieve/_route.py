@@ -61,7 +61,7 @@ def route(
         k: keys, as of `attend`.
         router: how a block is scored. "index": the largest index_q · index_k of its keys, the model's own index branch,
             as in MiniMax-M3's sparse attention (arXiv 2606.13392); "qk_max": the largest (mean query of the group) ·
-            key; "mean_pool": (mean query of the group) · (mean key), as MoBA gates its blocks (arXiv 2502.13189);
+            key; "mean_pool": (mean query of the group) · (mean key), the gate of MoBA (arXiv 2502.13189) for a group;
             "oracle": its share of the dense softmax, mean over the group, which costs as much as attending to all;
             "random": a seeded number. None = "index" where there are index_q and index_k, else "qk_max".
         top_k: most blocks that a token attends to.
