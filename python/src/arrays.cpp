@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <string>
 #include <string_view>
+#include <typeinfo>
 #include <utility>
 
 #include "dlpack.h"
@@ -231,6 +232,9 @@ BorrowedArray::BorrowedArray(const char* argument, nb::handle object, Access acc
       const std::string text = text_of(error.value());
       throw Error(std::string(argument) + ": " + kind_of(object) +
                   " cannot be borrowed: " + text.substr(0, text.find('\n')));
+    } catch (const std::bad_cast&) {
+      throw Error(std::string(argument) + ": " + kind_of(object) +
+                  " cannot be borrowed: its __dlpack_device__ gives no pair of whole numbers");
     }
   } else {
     no_array(argument, object);
@@ -376,6 +380,8 @@ int cuda_device_of(nb::handle array) {
     const dlpack::Device device = dlpack_device(array);
     return is_cuda(device) ? device.id : -1;
   } catch (const nb::python_error&) {  // whoever borrows it will say more
+    return -1;
+  } catch (const std::bad_cast&) {
     return -1;
   }
 }

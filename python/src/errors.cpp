@@ -17,6 +17,7 @@ struct Renaming {
 
 // Sizes that the library has as fields of a problem come out of arrays here: "q: got head_dim 9, expected ...".
 constexpr Renaming kRenamings[] = {{"o: ", "out: "},
+                                   {"routes: ", "block_index: "},
                                    {"problem.q_lens: ", "cu_seqlens_q: "},
                                    {"problem.num_q_heads: got ", "q: got num_q_heads "},
                                    {"problem.num_kv_heads: got ", "k: got num_kv_heads "},

@@ -83,10 +83,11 @@ Problem problem_from(nb::handle object) {
 void bind_problem(nb::module_& module) {
   module.def("parse_problem", [](std::string_view line) { return dict_of(Problem::parse(line)); });
   module.def("problem_line", [](nb::handle problem) { return problem_from(problem).to_line(); });
-  module.def("validate_problem", [](nb::handle fields) {
+  module.def("validated_problem", [](nb::handle fields) {
     const Problem problem = problem_from(fields);
     try {
       problem.validate();
+      return dict_of(problem);
     } catch (const Error& error) {  // its fields are the arguments here
       throw Error(std::string(error.what()).substr(std::string_view("problem.").size()));
     }

@@ -15,7 +15,9 @@ def test_a_problem_and_its_line_are_the_same() -> None:
     problem = tilesieve.Problem(q_lens=[5, 0, 17], kv_lens=[128, 64, 300], num_q_heads=8, num_kv_heads=2, head_dim=32,
                                 softmax_scale=0.25, causal=False, q_dtype="bf16", kv_dtype="e4m3")
     assert tilesieve.Problem.parse(str(problem)) == problem
-    assert tilesieve.Problem(range(3), np.arange(3)) == tilesieve.Problem([0, 1, 2], (0, 1, 2))
+    same = tilesieve.Problem(range(3), np.arange(3), top_k=np.int32(16))  # type: ignore[arg-type]
+    assert same == tilesieve.Problem([0, 1, 2], (0, 1, 2)) and hash(same) == hash(tilesieve.Problem.parse(str(same)))
+    assert type(same.top_k) is int and same.kv_lens == (0, 1, 2)
 
 
 @pytest.mark.parametrize(("fields", "exception", "words"), [
@@ -23,6 +25,7 @@ def test_a_problem_and_its_line_are_the_same() -> None:
     ({"q_block_size": 2}, ValueError, "q_block_size: got 2"),
     ({"q_lens": "ab"}, TypeError, "q_lens: got str"),
     ({"q_lens": 3}, TypeError, "q_lens: got int"),
+    ({"q_lens": np.array(3)}, ValueError, r"q_lens: got i64\[\], expected i32 or i64 of one dimension"),
     ({"q_lens": [1.5]}, TypeError, r"q_lens\[0\]: got float"),
     ({"q_lens": [1, 2]}, ValueError, "kv_lens: got 1 sequences"),
     ({"q_dtype": "f64"}, ValueError, "q_dtype: got 'f64'"),

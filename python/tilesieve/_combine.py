@@ -31,9 +31,10 @@ def combine(parts: Iterable[tuple[A, A]]) -> tuple[A, A]:
         ValueError: no parts, or shapes that differ.
         TypeError: a part that is no pair of arrays.
     """
-    if not isinstance(parts, Iterable):
-        raise TypeError(f"parts: got {type(parts).__name__}, expected pairs of o and lse")
-    pairs = list(parts)
+    try:
+        pairs = list(parts)
+    except TypeError:
+        raise TypeError(f"parts: got {type(parts).__name__}, expected pairs of o and lse") from None
     if not pairs:
         raise _core.Error("parts: got none, expected one or more pairs of o and lse")
     for i, pair in enumerate(pairs):

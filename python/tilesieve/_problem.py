@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import Literal
 
@@ -51,11 +51,8 @@ class Problem:
     kv_dtype: DType = "f32"
 
     def __post_init__(self) -> None:
-        for name in ("q_lens", "kv_lens"):  # a value that can be hashed, whatever the user's was
-            lengths = getattr(self, name)
-            if not isinstance(lengths, str) and isinstance(lengths, Iterable):
-                object.__setattr__(self, name, tuple(lengths))
-        _core.validate_problem(self)
+        for name, value in _core.validated_problem(self).items():  # plain numbers and tuples, which hash and compare
+            object.__setattr__(self, name, value)
 
     @classmethod
     def parse(cls, line: str) -> Problem:
