@@ -19,7 +19,7 @@ import sys
 import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from capture_smollm2 import CONTEXT, DEFAULT_CACHE, DEFAULT_TEXT, read_text, token_count
@@ -30,7 +30,7 @@ from tqdm import tqdm
 import tilesieve
 
 BLOCK = 64
-ROUTERS = ("oracle", "qk_max", "mean_pool", "random")
+ROUTERS: tuple[tilesieve.Router, ...] = ("oracle", "qk_max", "mean_pool", "random")
 TOP_KS = (4, 8, 16, 32)
 SAMPLE_EVERY = 16  # mass is measured for every so-manieth token: the mean over 30 layers needs no more
 
@@ -53,12 +53,12 @@ class Row:
 class SparseAttention:
     """Attention over the blocks that a router chooses in each layer, and what that keeps of the whole."""
 
-    router: str
+    router: tilesieve.Router
     top_k: int
     masses: list[tilesieve.Mass] = field(default_factory=list)
 
     def __call__(self, layer: int, q: Float32, k: Float32, v: Float32, scale: float) -> Float32:
-        block_index = tilesieve.route(q, k, router=self.router, top_k=self.top_k, seed=layer,  # type: ignore[arg-type]
+        block_index = tilesieve.route(q, k, router=self.router, top_k=self.top_k, seed=layer,
                                       softmax_scale=scale, kv_block_size=BLOCK)
         self.masses.append(tilesieve.mass(q, k, block_index, sample_every=SAMPLE_EVERY, softmax_scale=scale,
                                           kv_block_size=BLOCK))
@@ -74,7 +74,7 @@ def dense_attention(layer: int, q: Float32, k: Float32, v: Float32, scale: float
     return tilesieve.attend(q, k, v, softmax_scale=scale)
 
 
-def run(weights: Weights, token_ids: TokenIds, router: str, top_k: int) -> Row:
+def run(weights: Weights, token_ids: TokenIds, router: tilesieve.Router | Literal["dense"], top_k: int) -> Row:
     """The model over the text, with one way of attending."""
     started = time.monotonic()
     sparse = None if router == "dense" else SparseAttention(router, top_k)
@@ -155,7 +155,8 @@ def main() -> int:
             print(f"error: {options.output} is of another text or setting; name another with -o", file=sys.stderr)
             return 1
         rows = [Row(**row) for row in found["rows"]]
-    for router, top_k in [("dense", 0), *((router, top_k) for router in ROUTERS for top_k in TOP_KS)]:
+    dense: tuple[Literal["dense"], int] = ("dense", 0)
+    for router, top_k in [dense, *((router, top_k) for router in ROUTERS for top_k in TOP_KS)]:
         if any((row.router, row.top_k) == (router, top_k) for row in rows):
             continue
         rows.append(run(weights, token_ids, router, top_k))

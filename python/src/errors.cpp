@@ -40,6 +40,10 @@ std::string by_argument(std::string_view text) {
     break;
   }
   if (text.ends_with(": overlaps o")) renamed.append("ut");
+  constexpr std::string_view kAbsent = ": got nothing,";
+  if (const size_t at = renamed.find(kAbsent); at != std::string::npos) {
+    renamed.replace(at, kAbsent.size(), ": got None,");
+  }
   return renamed;
 }
 

@@ -244,7 +244,7 @@ def test_calls_leak_nothing() -> None:
     ({"isa": "amx"}, "isa: is for calls on the CPU"),
     ({"progress": True}, "progress: is for calls on the CPU"),
     ({"kv_block_size": 32}, "kv_block_size: got 32"),
-    ({"cu_seqlens_kv": None}, "cu_seqlens_kv: got nothing"),
+    ({"cu_seqlens_kv": None}, "cu_seqlens_kv: got None"),
     ({"num_threads": 0}, "num_threads: is for calls on the CPU"),
     ({"max_kv_blocks": 0}, "max_kv_blocks: got 0, expected 1 or more, or None"),
     ({"softmax_scale": 0}, "softmax_scale: got 0"),
