@@ -71,7 +71,10 @@ std::string_view text(const char* argument, nb::handle object) {
   if (!PyUnicode_Check(object.ptr())) wrong_type(argument, object, "str");
   Py_ssize_t size = 0;
   const char* bytes = PyUnicode_AsUTF8AndSize(object.ptr(), &size);
-  if (bytes == nullptr) throw nb::python_error();
+  if (bytes == nullptr) {  // half a character, as in the name of a file that is no UTF-8
+    PyErr_Clear();
+    wrong_type(argument, object, "str of whole characters");
+  }
   return {bytes, static_cast<size_t>(size)};
 }
 

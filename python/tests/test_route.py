@@ -101,6 +101,7 @@ def test_the_router_is_the_models_own_where_it_has_one() -> None:
     ({"k": None}, ValueError, "k: got None"),
     ({"router": "best"}, ValueError, "router: got 'best', expected index, qk_max"),
     ({"router": 3}, TypeError, "router: got int, expected str"),
+    ({"router": "\udcff"}, TypeError, "router: got str, expected str of whole characters"),
     ({"router": "index"}, ValueError, "index_q: got None"),
     ({"index_q": np.zeros((49, 2, 16), np.float32)}, ValueError, "index_k: got None"),
     ({"index_k": np.zeros((145, 16), np.float32)}, ValueError, "index_q: got None"),
