@@ -132,7 +132,7 @@ void Cases::add_attention(const Setting& setting, LoopOrder order) {
     run();
     const BlockIndex picks = in.picks();
     check_outputs(in, &picks, kernel.arithmetic);
-    fmt::print("{}: {}; workspace {:.1f} MiB\n", added.measurement.name, plan->explain,
+    fmt::print("{}: {}; workspace {:.1f} MiB\n", added.measurement.name, plan->explanation,
                static_cast<double>(plan->workspace_bytes) / 0x1p20);
   };
 }

@@ -2,7 +2,6 @@
 // tilesieve attend: sparse attention against dense attention on the same input, in error and in time.
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <limits>
 #include <memory>
 
@@ -25,7 +24,7 @@ struct AttendCommand {
   RouterOptions router;
   ExecutionOptions execution;
   std::string loop = "auto";
-  int64_t workspace_mib = 288;
+  int64_t workspace_limit_mib = 288;
   int64_t repeat = 3;
   int64_t sample = 0;
   bool no_dense = false, explain = false, json = false;
@@ -33,14 +32,12 @@ struct AttendCommand {
 
   AttentionOptions attention_options() const {
     AttentionOptions options;
-    options.workspace_limit = workspace_mib << 20;
+    options.workspace_limit = workspace_limit_mib << 20;
     options.execution = execution.execution();
-    std::string name = loop;
-    std::replace(name.begin(), name.end(), '-', '_');
     try {
-      options.loop_order = parse_loop_order(name);
+      options.loop_order = parse_loop_order(loop);
     } catch (const Error&) {
-      throw UsageError(fmt::format("--loop: got '{}', expected auto, q-outer or kv-outer", loop));
+      throw UsageError(fmt::format("--loop: got '{}', expected auto, q_outer or kv_outer", loop));
     }
     return options;
   }
@@ -57,7 +54,7 @@ struct Outputs {
 
 // What one router came to. Seconds are medians; NaN where there was nothing to do.
 struct AttendRow {
-  std::string router, loop_order, explain;
+  std::string router, loop_order, explanation;
   Tensor block_index;
   Difference difference;
   Mass mass;
@@ -114,7 +111,7 @@ AttendReport measure(const AttendCommand& command, const Inputs& inputs, const s
     row.attend_seconds = median_seconds(
         command.repeat, [&] { run_plan(problem, attention, plan, outputs.view(), nullptr, options.execution); });
     row.loop_order = name_of(plan.loop_order);
-    row.explain = plan.explain;
+    row.explanation = plan.explanation;
     row.workspace_bytes = plan.workspace_bytes;
     if (report.has_dense) row.difference = compare(outputs.o.view(), dense_o.view());
     report.rows.push_back(std::move(row));
@@ -140,8 +137,8 @@ Json json_of(const AttendReport& report, const AttendCommand& command, const Inp
   if (report.has_dense) object["dense_seconds"] = report.dense_seconds;
   object["rows"] = Json::array();
   for (const AttendRow& row : report.rows) {
-    Json item = {{"router", row.router},    {"kept_blocks", row.mass.kept_blocks}, {"mass", row.mass.mass},
-                 {"floor", row.mass.floor}, {"ceiling", row.mass.ceiling},         {"recall", row.mass.recall}};
+    Json item = {{"router", row.router},    {"kept_share", row.mass.kept_share}, {"mass", row.mass.mass},
+                 {"floor", row.mass.floor}, {"ceiling", row.mass.ceiling},       {"recall", row.mass.recall}};
     if (report.has_dense) {
       item["rel_l2"] = row.difference.rel_l2;
       item["cosine"] = row.difference.cosine;
@@ -156,7 +153,7 @@ Json json_of(const AttendReport& report, const AttendCommand& command, const Inp
       item["speedup_attend"] = report.dense_seconds / row.attend_seconds;
       item["speedup_all"] = report.dense_seconds / row.all_seconds();
     }
-    item["explain"] = row.explain;
+    item["explanation"] = row.explanation;
     object["rows"].push_back(item);
   }
   return object;
@@ -171,7 +168,7 @@ std::string text_of(const AttendReport& report, const AttendCommand& command, co
   if (report.has_dense) headers.insert(headers.end(), {"speed-up", "with route+plan"});
   Table table(headers);
   for (const AttendRow& row : report.rows) {
-    std::vector<std::string> cells = {row.router, fmt::format("{:.1f}", 100 * row.mass.kept_blocks)};
+    std::vector<std::string> cells = {row.router, fmt::format("{:.1f}", 100 * row.mass.kept_share)};
     for (double value : {row.mass.mass, row.mass.floor, row.mass.ceiling})
       cells.push_back(fmt::format("{:.4f}", value));
     if (report.has_dense) {
@@ -193,7 +190,7 @@ std::string text_of(const AttendReport& report, const AttendCommand& command, co
   text +=
       fmt::format("\ntimes: median of {}; {}\n", command.repeat, sampling_note(inputs.problem, report.sample_every));
   if (command.explain) {
-    for (const AttendRow& row : report.rows) text += fmt::format("\nplan for {}: {}\n", row.router, row.explain);
+    for (const AttendRow& row : report.rows) text += fmt::format("\nplan for {}: {}\n", row.router, row.explanation);
   }
   return text;
 }
@@ -236,9 +233,10 @@ void add_attend(CLI::App& app) {
   add_execution_options(*sub, command->execution);
   const std::string group = "Execution";
   add_text(*sub, "--loop", command->loop, "ORDER",
-           "auto, q-outer (queries stay, their key blocks pass) or kv-outer (a key block stays, its queries pass)")
+           "auto, q_outer (queries stay, their key blocks pass) or kv_outer (a key block stays, its queries pass)")
       ->group(group);
-  add_whole(*sub, "--workspace", command->workspace_mib, 1, int64_t{1} << 24, "MiB of partials at a time, for kv-outer")
+  add_whole(*sub, "--workspace-limit", command->workspace_limit_mib, 1, int64_t{1} << 24,
+            "most MiB of partials at a time, for kv_outer")
       ->group(group);
   add_whole(*sub, "--repeat", command->repeat, 1, 1000, "runs of each step; the median time is shown")->group(group);
   add_whole(*sub, "--sample", command->sample, 1, kMaxCount,
@@ -259,7 +257,7 @@ void add_attend(CLI::App& app) {
       "\n"
       "Examples:\n"
       "  tilesieve attend model.safetensors --layer 9 --router all --budget 0.15\n"
-      "  tilesieve attend --q q.npy --k k.npy --v v.npy --top-k 16 --loop kv-outer --explain");
+      "  tilesieve attend --q q.npy --k k.npy --v v.npy --top-k 16 --loop kv_outer --explain");
   sub->callback([command] { run(*command); });
 }
 

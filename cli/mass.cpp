@@ -61,7 +61,7 @@ Json json_of(const MassRow& row, bool per_head) {
   Json item = {{"router", row.router},
                {"top_k", row.budget ? Json(row.budget->top_k) : Json()},
                {"budget", row.budget ? Json(row.budget->share) : Json()},
-               {"kept_blocks", row.mass.kept_blocks},
+               {"kept_share", row.mass.kept_share},
                {"mass", row.mass.mass},
                {"floor", row.mass.floor},
                {"ceiling", row.mass.ceiling},
@@ -81,7 +81,7 @@ std::string text_of(const std::vector<MassRow>& rows) {
   Table table({"top-k", "budget %", "<router", "kept %", "mass", "floor", "ceiling", "recall"});
   for (const MassRow& row : rows) {
     table.add({top_k_of(row), row.budget ? fmt::format("{:.1f}", 100 * row.budget->share) : "-", row.router,
-               fmt::format("{:.1f}", 100 * row.mass.kept_blocks), fmt::format("{:.4f}", row.mass.mass),
+               fmt::format("{:.1f}", 100 * row.mass.kept_share), fmt::format("{:.4f}", row.mass.mass),
                fmt::format("{:.4f}", row.mass.floor), fmt::format("{:.4f}", row.mass.ceiling),
                fmt::format("{:.3f}", row.mass.recall)});
   }
@@ -144,7 +144,7 @@ void add_mass(CLI::App& app) {
       "\n"
       "Examples:\n"
       "  tilesieve mass model.safetensors --layer 9 --budget 0.05,0.1,0.2\n"
-      "  tilesieve mass model.safetensors --layer 9 --router qk-max --top-k 8,16 --per-head --json");
+      "  tilesieve mass model.safetensors --layer 9 --router qk_max --top-k 8,16 --per-head --json");
   sub->callback([command] { run(*command); });
 }
 

@@ -28,7 +28,7 @@ struct RooflineCommand {
   std::string problem;
   std::string device = "B200";
   double hbm = 0, l2 = 0, l2_mb = -1, peak = -1;  // TB/s, TB/s, MB, TFLOP/s; those below or at 0 leave the device's own
-  RooflineSizes sizes;
+  RooflineSizes sizes = {.q = 0, .kv = 0, .o = 0};  // q, kv and o at 0: as the problem's types say
   std::vector<double> reuse;
   int64_t tile_tokens = 0;
   double union_blocks = 0;
@@ -67,10 +67,19 @@ RooflineDevice device_of(const RooflineCommand& command) {
   return device;
 }
 
+RooflineSizes sizes_of(const RooflineCommand& command, const Problem& problem) {
+  const RooflineSizes stored = RooflineSizes::of(problem);
+  RooflineSizes sizes = command.sizes;
+  if (sizes.q == 0) sizes.q = stored.q;
+  if (sizes.kv == 0) sizes.kv = stored.kv;
+  if (sizes.o == 0) sizes.o = stored.o;
+  return sizes;
+}
+
 RooflineCase case_of(const RooflineCommand& command, double reuse) {
   RooflineCase given;
   if (!command.problem.empty()) given.problem = parse_problem("--for", command.problem);
-  given.sizes = command.sizes;
+  given.sizes = sizes_of(command, given.problem);
   given.num_selected_blocks = reuse * static_cast<double>(given.problem.total_q());
   given.tile_tokens = command.tile_tokens;
   given.union_blocks = command.union_blocks;
@@ -83,7 +92,7 @@ RooflineCase case_of(const RooflineCommand& command, double reuse) {
 std::vector<Counted> count_crossovers(const RooflineCommand& command, const RooflineDevice& device) {
   std::vector<Counted> result = {{kArticleSizes, "the article's (docs/roofline.md)", {}}};
   const auto add = [&](double stats, const std::string& note) {
-    RooflineSizes sizes = command.sizes;
+    RooflineSizes sizes = case_of(command, 0).sizes;
     sizes.stats = stats;
     result.push_back({sizes, note + (stats == command.sizes.stats ? ", as in the rows" : ""), {}});
   };
@@ -218,7 +227,9 @@ void run(const RooflineCommand& command) {
   } catch (const Error& error) {  // the model refuses nothing but its arguments, and these are options
     throw UsageError(with_option_names(error.what()));
   }
-  const Problem problem = case_of(command, 0).problem;
+  const RooflineCase shown = case_of(command, 0);
+  const Problem& problem = shown.problem;
+  const RooflineSizes& sizes = shown.sizes;
   if (command.json) {
     Json object = {{"problem", problem.to_line()},
                    {"device",
@@ -227,7 +238,7 @@ void run(const RooflineCommand& command) {
                      {"l2_bandwidth", device.l2_bandwidth},
                      {"usable_l2_bytes", device.usable_l2_bytes},
                      {"peak_flops", device.peak_flops}}},
-                   {"sizes", json_of(command.sizes)},
+                   {"sizes", json_of(sizes)},
                    {"num_l2_blocks", results.front().num_l2_blocks},
                    {"cases", Json::array()},
                    {"crossovers", json_of(crossovers)}};
@@ -237,7 +248,6 @@ void run(const RooflineCommand& command) {
   const bool has_tile = command.tile_tokens != 0;
   std::string text = fmt::format("problem: {}\ndevice:  {}, HBM {} TB/s, L2 {} TB/s\n", problem.to_line(), device.name,
                                  short_number(device.hbm_bandwidth / kTera), short_number(device.l2_bandwidth / kTera));
-  const RooflineSizes& sizes = command.sizes;
   text += fmt::format("bytes:   q {}, kv {}, o {}, partial {}, stats {}\n\n", sizes.q, sizes.kv, sizes.o, sizes.partial,
                       sizes.stats);
   text += text_of(results, has_tile) + "\n" + cache_note(command, results.front(), problem.total_q());
@@ -257,7 +267,8 @@ void add_roofline(CLI::App& app) {
   CLI::App* sub =
       app.add_subcommand("roofline", "Model what q-outer and kv-outer move, how long it takes, where they cross");
   const auto command = std::make_shared<RooflineCommand>();
-  add_text(*sub, "--for", command->problem, "PROBLEM", "sizes; default: hq=64 hkv=4 d=128 q=8192 kv=131072");
+  add_text(*sub, "--for", command->problem, "PROBLEM",
+           "sizes and types; default: hq=64 hkv=4 d=128 q=8192 kv=131072 dtype=e4m3");
   add_reals(*sub, "--reuse", command->reuse, 0, kMaxReal,
             "nsb/N: distinct blocks selected under a KV head per query token (tilesieve route measures it); default "
             "0.1,0.25,1");
@@ -274,11 +285,11 @@ void add_roofline(CLI::App& app) {
       ->default_str("")
       ->group("Device");
   const auto add_bytes = [&](const char* name, double& target, double low, const char* help) {
-    add_real(*sub, name, target, low, 1024, help)->group("Bytes of one element");
+    return add_real(*sub, name, target, low, 1024, help)->group("Bytes of one element");
   };
-  add_bytes("--q-bytes", command->sizes.q, kAboveZero, "q");
-  add_bytes("--kv-bytes", command->sizes.kv, kAboveZero, "k and v");
-  add_bytes("--o-bytes", command->sizes.o, kAboveZero, "o");
+  add_bytes("--q-bytes", command->sizes.q, kAboveZero, "q; default: of the problem's qdtype")->default_str("");
+  add_bytes("--kv-bytes", command->sizes.kv, kAboveZero, "k and v; default: of its dtype")->default_str("");
+  add_bytes("--o-bytes", command->sizes.o, kAboveZero, "o; default: as q, of bf16 where that is e4m3")->default_str("");
   add_bytes("--partial-bytes", command->sizes.partial, kAboveZero, "partial outputs of kv-outer");
   add_bytes("--stats-bytes", command->sizes.stats, 0, "per row and partial: 0 none, 4 lse, 8 m and l");
   const std::string detail = "Detail";

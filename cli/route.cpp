@@ -29,7 +29,7 @@ struct RouteCommand {
 
 Json json_of(const RouteStatistics& statistics) {
   Json object = {{"num_picks", statistics.num_picks},
-                 {"kept_blocks", statistics.kept_share},
+                 {"kept_share", statistics.kept_share},
                  {"picks_per_query", statistics.picks_per_query},
                  {"min_picks", statistics.min_picks},
                  {"max_picks", statistics.max_picks},
@@ -126,7 +126,7 @@ void add_route(CLI::App& app) {
       "  reuse   distinct blocks per query token: the lower, the more queries share each block\n"
       "\n"
       "Examples:\n"
-      "  tilesieve route model.safetensors --layer 9 --router qk-max --budget 0.15\n"
+      "  tilesieve route model.safetensors --layer 9 --router qk_max --budget 0.15\n"
       "  tilesieve route --q q.npy --k k.npy --top-k 16 --local 2 --init 1 -o blocks.safetensors");
   sub->callback([command] { run(*command); });
 }

@@ -3,8 +3,6 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
-
 #include "tilesieve/error.h"
 #include "values.h"
 
@@ -12,13 +10,13 @@ namespace tilesieve::cli {
 
 namespace {
 
-constexpr const char* kNames = "index, qk-max, mean-pool, oracle, random, given";
+constexpr const char* kNames = "index, qk_max, mean_pool, oracle, random, given";
 
-RouterChoice parse_choice(std::string name) {
-  std::replace(name.begin(), name.end(), '_', '-');
+RouterChoice parse_choice(const std::string& name) {
   if (name == "given") return {name, true};
   try {
-    return {name, false, parse_router(name)};
+    const Router router = parse_router(name);
+    return {std::string(name_of(router)), false, router};
   } catch (const Error&) {
     throw UsageError(fmt::format("--router: got '{}', expected one of {}, all", name, kNames));
   }
@@ -35,7 +33,7 @@ std::string missing_for(const RouterChoice& choice, const Inputs& inputs) {
 
 std::vector<RouterChoice> all_possible(const Inputs& inputs) {
   std::vector<RouterChoice> choices;
-  for (const char* name : {"index", "qk-max", "mean-pool", "oracle", "random", "given"}) {
+  for (const char* name : {"index", "qk_max", "mean_pool", "oracle", "random", "given"}) {
     RouterChoice choice = parse_choice(name);
     if (missing_for(choice, inputs).empty()) choices.push_back(choice);
   }
@@ -68,7 +66,7 @@ void add_router_options(CLI::App& app, RouterOptions& options, RouterCount count
   const std::string group = "Router";
   const std::string by_default = count == RouterCount::several_or_all
                                      ? "all that the input permits"
-                                     : "index where the input has index_q and index_k, else qk-max";
+                                     : "index where the input has index_q and index_k, else qk_max";
   const std::string several = count == RouterCount::one ? "" : ", or all; several give a row each";
   add_texts(app, "--router", options.names, "NAME",
             fmt::format("who chooses the blocks: {}{}; default: {}", kNames, several, by_default))
@@ -83,7 +81,7 @@ void add_router_options(CLI::App& app, RouterOptions& options, RouterCount count
 std::vector<RouterChoice> choose_routers(const RouterOptions& options, const Inputs& inputs, RouterCount count) {
   if (options.names.empty()) {
     if (count == RouterCount::several_or_all) return all_possible(inputs);
-    return {parse_choice(inputs.index_q ? "index" : "qk-max")};
+    return {parse_choice(inputs.index_q ? "index" : "qk_max")};
   }
   std::vector<RouterChoice> choices;
   for (const std::string& name : options.names) {

@@ -13,7 +13,7 @@ import subprocess
 import sys
 
 BLOCK, TOP_K = 64, 16
-ROUTERS = ("qk-max", "mean-pool", "oracle", "random")
+ROUTERS = ("qk_max", "mean_pool", "oracle", "random")
 
 
 def run(tool: str, *arguments: str) -> None:
@@ -50,7 +50,7 @@ def print_summary(rows: list[tuple[int, dict]]) -> None:
     print("layer  router      blocks kept   mass  (floor  ceiling)   output error   speed-up  with the choice")
     for layer, row in rows:
         print(
-            f"{layer:5d}  {row['router']:10s}  {100 * row['kept_blocks']:9.1f} %  {row['mass']:5.3f}  "
+            f"{layer:5d}  {row['router']:10s}  {100 * row['kept_share']:9.1f} %  {row['mass']:5.3f}  "
             f"({row['floor']:5.3f}   {row['ceiling']:5.3f} )  {100 * row['rel_l2']:10.1f} %  "
             f"{row['speedup_attend']:8.2f}x  {row['speedup_all']:13.2f}x"
         )
@@ -62,7 +62,7 @@ def print_summary(rows: list[tuple[int, dict]]) -> None:
   error     relative L2 distance of the layer's output from full attention's
   speed-up  full attention's time over the sparse one's, choosing the blocks left out and counted in
 
-qk-max sees the model's own queries and keys; a model trained with an index branch brings a better and cheaper choice.
+qk_max sees the model's own queries and keys; a model trained with an index branch brings a better and cheaper choice.
 With 7.6k tokens a query sees 60 blocks on average, so the speed-up is small; it grows with the text.
 
 Where to go next:

@@ -19,7 +19,7 @@ import sys
 import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from capture_smollm2 import CONTEXT, DEFAULT_CACHE, DEFAULT_TEXT, read_text, token_count
@@ -30,7 +30,7 @@ from tqdm import tqdm
 import tilesieve
 
 BLOCK = 64
-ROUTERS = ("oracle", "qk-max", "mean-pool", "random")
+ROUTERS: tuple[tilesieve.Router, ...] = ("oracle", "qk_max", "mean_pool", "random")
 TOP_KS = (4, 8, 16, 32)
 SAMPLE_EVERY = 16  # mass is measured for every so-manieth token: the mean over 30 layers needs no more
 
@@ -42,7 +42,7 @@ class Row:
     router: str
     top_k: int
     perplexity: float
-    kept_blocks: float
+    kept_share: float
     mass: float
     floor: float
     ceiling: float
@@ -53,12 +53,12 @@ class Row:
 class SparseAttention:
     """Attention over the blocks that a router chooses in each layer, and what that keeps of the whole."""
 
-    router: str
+    router: tilesieve.Router
     top_k: int
     masses: list[tilesieve.Mass] = field(default_factory=list)
 
     def __call__(self, layer: int, q: Float32, k: Float32, v: Float32, scale: float) -> Float32:
-        block_index = tilesieve.route(q, k, router=self.router, top_k=self.top_k, seed=layer,  # type: ignore[arg-type]
+        block_index = tilesieve.route(q, k, router=self.router, top_k=self.top_k, seed=layer,
                                       softmax_scale=scale, kv_block_size=BLOCK)
         self.masses.append(tilesieve.mass(q, k, block_index, sample_every=SAMPLE_EVERY, softmax_scale=scale,
                                           kv_block_size=BLOCK))
@@ -74,14 +74,14 @@ def dense_attention(layer: int, q: Float32, k: Float32, v: Float32, scale: float
     return tilesieve.attend(q, k, v, softmax_scale=scale)
 
 
-def run(weights: Weights, token_ids: TokenIds, router: str, top_k: int) -> Row:
+def run(weights: Weights, token_ids: TokenIds, router: tilesieve.Router | Literal["dense"], top_k: int) -> Row:
     """The model over the text, with one way of attending."""
     started = time.monotonic()
     sparse = None if router == "dense" else SparseAttention(router, top_k)
     hidden = forward(weights, token_ids, attention=sparse or dense_attention,
                      track=lambda layers: tqdm(layers, desc=f"{router} {top_k or ''}", unit="layer", disable=None))
     perplexity = math.exp(mean_negative_log_likelihood(weights, hidden, token_ids))
-    shares = [sparse.mean(share) if sparse else 1.0 for share in ("kept_blocks", "mass", "floor", "ceiling")]
+    shares = [sparse.mean(share) if sparse else 1.0 for share in ("kept_share", "mass", "floor", "ceiling")]
     return Row(router, top_k, round(perplexity, 4), *(round(share, 4) for share in shares),
                seconds=round(time.monotonic() - started, 1))
 
@@ -92,7 +92,7 @@ def table(rows: list[Row]) -> str:
     lines = ["| router | top-k | blocks kept | mass | floor | ceiling | perplexity | of dense |",
              "|---|---|---|---|---|---|---|---|"]
     for row in rows:
-        lines.append(f"| `{row.router}` | {row.top_k or 'all'} | {100 * row.kept_blocks:.1f} % | {row.mass:.3f} "
+        lines.append(f"| `{row.router}` | {row.top_k or 'all'} | {100 * row.kept_share:.1f} % | {row.mass:.3f} "
                      f"| {row.floor:.3f} | {row.ceiling:.3f} | {row.perplexity:.2f} | {row.perplexity / dense:.3f} |")
     return "\n".join(lines)
 
@@ -107,7 +107,7 @@ def plot(rows: list[Row], path: Path) -> None:
 
     dense = next(row.perplexity for row in rows if row.router == "dense")
     figure, axes = plt.subplots(1, 2, figsize=(9, 3.6), sharey=True, constrained_layout=True)
-    for axis, share, label in zip(axes, ("mass", "kept_blocks"), ("attention mass kept", "blocks kept"), strict=True):
+    for axis, share, label in zip(axes, ("mass", "kept_share"), ("attention mass kept", "blocks kept"), strict=True):
         axis.axhline(dense, color="black", linewidth=0.8, linestyle="--")
         axis.annotate("dense", (0.01, dense), xycoords=("axes fraction", "data"), va="top", fontsize=8)
         for router in ROUTERS:
@@ -155,7 +155,8 @@ def main() -> int:
             print(f"error: {options.output} is of another text or setting; name another with -o", file=sys.stderr)
             return 1
         rows = [Row(**row) for row in found["rows"]]
-    for router, top_k in [("dense", 0), *((router, top_k) for router in ROUTERS for top_k in TOP_KS)]:
+    dense: tuple[Literal["dense"], int] = ("dense", 0)
+    for router, top_k in [dense, *((router, top_k) for router in ROUTERS for top_k in TOP_KS)]:
         if any((row.router, row.top_k) == (router, top_k) for row in rows):
             continue
         rows.append(run(weights, token_ids, router, top_k))

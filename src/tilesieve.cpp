@@ -33,7 +33,7 @@ void run_plan(const Problem& problem, const AttentionInputs& inputs, const Plan&
               void* workspace, const Execution& execution) {
   if (reinterpret_cast<uintptr_t>(workspace) % 64 != 0) fail("workspace: not aligned to 64 bytes");
   if (plan.loop_order == LoopOrder::q_outer) return attend_q_outer(problem, inputs, plan, outputs, execution);
-  check_inputs(problem, inputs, outputs);
+  check_inputs(problem, inputs, outputs, contiguous_view(workspace, DType::u8, {plan.workspace_bytes}));
   check_plan(problem, plan, LoopOrder::kv_outer);
 
   AlignedArray<uint8_t> own_workspace;
@@ -56,7 +56,7 @@ std::string sparse_attention(const Problem& problem, const AttentionInputs& inpu
   check_inputs(problem, inputs, outputs);
   const Plan plan = plan_attention(problem, block_index, options);
   run_plan(problem, inputs, plan, outputs, nullptr, options.execution);
-  return plan.explain;
+  return plan.explanation;
 }
 
 void dense_attention(const Problem& problem, const AttentionInputs& inputs, const AttentionOutputs& outputs,

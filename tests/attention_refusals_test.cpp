@@ -171,6 +171,30 @@ TEST_F(AttentionRefusals, Scales) {
   }
 }
 
+TEST_F(AttentionRefusals, OutputsThatOverlap) {
+  for (const auto& [name, tensor] : kTensors) {
+    TensorView o = output_.o.view();
+    o.data = (c_.inputs().*tensor).data;
+    EXPECT_EQ(refusal_of_o(o), "o: overlaps " + name.substr(0, 1));
+  }
+  AttentionOutputs outputs = output_.views();
+  outputs.lse.data = output_.o.view().as<float>() + output_.o.view().num_elements() - 1;
+  EXPECT_EQ(refusal(c_.inputs(), outputs), "lse: overlaps o");
+
+  AttentionOptions options;
+  options.loop_order = LoopOrder::kv_outer;
+  const Plan plan = plan_attention(c_.problem, c_.block_index.view(), options);
+  const Tensor memory(DType::u8, {plan.workspace_bytes});
+  outputs = output_.views();
+  outputs.o.data = memory.as<uint8_t>() + plan.workspace_bytes - 4;
+  EXPECT_EQ(error_of([&] { run_plan(c_.problem, c_.inputs(), plan, outputs, memory.view().data); }),
+            "workspace: overlaps o");
+  AttentionInputs inputs = c_.inputs();
+  inputs.v.data = memory.as<uint8_t>();
+  EXPECT_EQ(error_of([&] { run_plan(c_.problem, inputs, plan, output_.views(), memory.view().data); }),
+            "workspace: overlaps v");
+}
+
 TEST_F(AttentionRefusals, BlockIndexOfAnotherShape) {
   BlockIndex bad = c_.block_index.view();
   bad.num_heads = 4;
@@ -220,6 +244,7 @@ TEST_F(AttentionRefusals, InstructionSetThatIsNotHere) {
   EXPECT_THAT(error_of([] { parse_isa("sse9"); }), AllOf(HasSubstr("sse9"), HasSubstr("avx512")));
   for (Isa isa : available_isas()) EXPECT_EQ(parse_isa(name_of(isa)), isa);
   EXPECT_EQ(parse_isa("best"), Isa::best);
+  EXPECT_EQ(parse_isa("avx512-bf16"), Isa::avx512_bf16);
 }
 
 // Sets that compute products in bf16 never round what is not bf16: they refuse it, and Isa::best does not choose them.

@@ -164,7 +164,7 @@ TEST_F(Cli, RouteWritesWhatTheLibraryChooses) {
     ASSERT_EQ(block_index.as<int32_t>()[i], expected.as<int32_t>()[i]) << i;
   }
   EXPECT_EQ(written.metadata.at("problem"), problem.to_line());
-  EXPECT_EQ(written.metadata.at("router"), "qk-max");
+  EXPECT_EQ(written.metadata.at("router"), "qk_max");
 
   // Every query is given all of its visible blocks while they are at most three: 32 see one, 32 two, the rest three.
   EXPECT_EQ(report.at("num_picks"), 2 * (32 + 2 * 32 + 3 * 236));
@@ -184,7 +184,7 @@ TEST_F(Cli, RouteCountsWhatNeighboursShare) {
     EXPECT_EQ(neighbours.at("union_blocks"), 1);
     EXPECT_EQ(neighbours.at("picks_per_read"), neighbours.at("tokens"));
   }
-  EXPECT_EQ(report.at("kept_blocks"), 1);
+  EXPECT_EQ(report.at("kept_share"), 1);
 }
 
 TEST_F(Cli, AttendingToEveryBlockIsDenseAttention) {
@@ -195,7 +195,7 @@ TEST_F(Cli, AttendingToEveryBlockIsDenseAttention) {
     const json& row = report.at("rows").at(0);
     EXPECT_LT(row.at("rel_l2"), 1e-6);
     EXPECT_NEAR(row.at("mass"), 1, 1e-5);
-    EXPECT_EQ(row.at("kept_blocks"), 1);
+    EXPECT_EQ(row.at("kept_share"), 1);
     EXPECT_GT(row.at("attend_seconds"), 0);
     EXPECT_GT(report.at("dense_seconds"), 0);
     const std::string expected = loop == "q-outer" ? "q_outer" : "kv_outer";
@@ -215,14 +215,14 @@ TEST_F(Cli, AttendingToEveryBlockIsDenseAttention) {
 TEST_F(Cli, RoutersThatTheInputPermits) {
   const std::string options = " --block 32 --top-k 3 --repeat 1 --router all";
   EXPECT_EQ(routers_of(run_json("attend " + qkv() + options)),
-            (std::vector<std::string>{"qk-max", "mean-pool", "oracle", "random"}));
+            (std::vector<std::string>{"qk_max", "mean_pool", "oracle", "random"}));
   EXPECT_EQ(routers_of(run_json("attend " + qkv_with_index() + options)),
-            (std::vector<std::string>{"index", "qk-max", "mean-pool", "oracle", "random"}));
+            (std::vector<std::string>{"index", "qk_max", "mean_pool", "oracle", "random"}));
   EXPECT_EQ(routers_of(run_json("attend --repeat 1 --top-k 3 " + qkv_with_index())), std::vector<std::string>{"index"});
   EXPECT_EQ(routers_of(run_json("attend --repeat 1 --top-k 3 --no-dense " + qkv())),
-            std::vector<std::string>{"qk-max"});
+            std::vector<std::string>{"qk_max"});
   EXPECT_EQ(routers_of(run_json("mass --router oracle,random --router qk_max " + qkv())),
-            (std::vector<std::string>{"oracle", "random", "qk-max"}));
+            (std::vector<std::string>{"oracle", "random", "qk_max"}));
   expect_refused("route " + qkv() + " --router index", 2, {"--router index", "index_q"});
   expect_refused("route " + qkv() + " --router given", 2, {"--router given", "block_index"});
   expect_refused("route " + qkv() + " --router oracle,random", 2, {"--router", "2 routers"});
@@ -341,6 +341,9 @@ TEST_F(Cli, RooflineOfACustomDevice) {
   EXPECT_EQ(report.at("device").at("usable_l2_bytes"), 5e7);
   ASSERT_EQ(report.at("cases").size(), 2u);
   EXPECT_EQ(report.at("cases").at(1).at("reuse"), 2);
+  EXPECT_EQ(report.at("sizes"), json::parse(R"({"q": 4, "kv": 4, "o": 4, "partial": 2, "stats": 8})"));
+  const json stored = run_json("roofline --for 'q=1000 dtype=bf16 qdtype=e4m3' --kv-bytes 0.5625");
+  EXPECT_EQ(stored.at("sizes"), json::parse(R"({"q": 1, "kv": 0.5625, "o": 2, "partial": 2, "stats": 8})"));
   expect_refused("roofline --device custom --hbm 1", 2, {"--device custom", "--l2"});
   expect_refused("roofline --measure --device H200", 2, {"--measure", "--device"});
   expect_refused("roofline --device H100", 2, {"--device", "H100", "B200", "H200", "custom"});
@@ -416,11 +419,11 @@ TEST_F(Cli, WrongArgumentsAreNamed) {
       {"attend --threads 1000000 " + file, {"--threads", "1000000"}},
       {"attend --threads -1 " + file, {"--threads"}},
       {"attend --isa sse2 " + file, {"--isa", "sse2", "avx2"}},
-      {"attend --loop inside-out " + file, {"--loop", "inside-out", "kv-outer"}},
-      {"attend --workspace 99999999999 " + file, {"--workspace"}},
+      {"attend --loop inside-out " + file, {"--loop", "inside-out", "kv_outer"}},
+      {"attend --workspace-limit 99999999999 " + file, {"--workspace-limit"}},
       {"attend --repeat 0 " + file, {"--repeat"}},
       {"attend --sample 0 " + file, {"--sample"}},
-      {"attend --router best " + file, {"--router", "best", "mean-pool"}},
+      {"attend --router best " + file, {"--router", "best", "mean_pool"}},
       {"attend --router '' " + file, {"--router"}},
       {"route --layer -1 " + file, {"--layer"}},
       {"route --prefix x. " + file, {"--prefix", "x."}},

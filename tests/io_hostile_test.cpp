@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 #include <sys/stat.h>
 
+#include <cerrno>
 #include <ostream>
 #include <string>
 
@@ -275,7 +276,23 @@ class HostileFile : public ::testing::Test {
   Folder folder_;
 };
 
-TEST_F(HostileFile, Missing) { EXPECT_THAT(error_of_read(folder_.file("missing")), HasSubstr("No such file")); }
+TEST_F(HostileFile, Missing) {
+  const std::string path = folder_.file("missing");
+  EXPECT_THAT(error_of_read(path), HasSubstr("No such file"));
+  try {
+    read_tensors(path);
+  } catch (const FileError& error) {
+    EXPECT_EQ(error.code, ENOENT);
+    EXPECT_EQ(error.path, path);
+    EXPECT_EQ(error.what(), path + ": " + error.fault);
+  }
+  try {
+    write_npy(path + "/below.npy", Tensor(DType::f32, {1}).view());
+    ADD_FAILURE() << "a file below no folder";
+  } catch (const FileError& error) {
+    EXPECT_EQ(error.code, ENOENT);
+  }
+}
 
 TEST_F(HostileFile, Directory) { EXPECT_THAT(error_of_read(folder_.file("")), HasSubstr("is a directory")); }
 

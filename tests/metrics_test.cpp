@@ -19,6 +19,7 @@ namespace {
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
+using ::testing::StartsWith;
 
 const char* const kLines[] = {
     "hq=4 hkv=2 d=16 q=50 kv=130 block=8 topk=4",
@@ -107,7 +108,7 @@ Mass reference_mass(const Case& c, const RouteOptions& options, int64_t sample_e
   all.floor /= n;
   all.ceiling /= n;
   all.recall /= n;
-  all.kept_blocks = kept / std::max(1.0, visible);
+  all.kept_share = kept / std::max(1.0, visible);
   return all;
 }
 
@@ -126,7 +127,7 @@ void expect_float64(const Case& c, const RouteOptions& options, int64_t sample_e
     EXPECT_NEAR(got.floor, want.floor, 1e-6);
     EXPECT_NEAR(got.ceiling, want.ceiling, 1e-6);
     EXPECT_NEAR(got.recall, want.recall, 1e-9);
-    EXPECT_NEAR(got.kept_blocks, want.kept_blocks, 1e-12);
+    EXPECT_NEAR(got.kept_share, want.kept_share, 1e-12);
     EXPECT_EQ(got.num_rows, want.num_rows);
     ASSERT_EQ(got.mass_per_head.size(), want.mass_per_head.size());
     for (size_t h = 0; h < want.mass_per_head.size(); ++h) {
@@ -145,7 +146,7 @@ void expect_same_bits(const Mass& got, const Mass& want) {
   EXPECT_EQ(got.floor, want.floor);
   EXPECT_EQ(got.ceiling, want.ceiling);
   EXPECT_EQ(got.recall, want.recall);
-  EXPECT_EQ(got.kept_blocks, want.kept_blocks);
+  EXPECT_EQ(got.kept_share, want.kept_share);
   EXPECT_EQ(got.num_rows, want.num_rows);
   EXPECT_EQ(got.mass_per_head, want.mass_per_head);
   EXPECT_EQ(got.floor_per_head, want.floor_per_head);
@@ -236,7 +237,7 @@ TEST(Mass, AFullBudgetKeepsEverything) {
     EXPECT_NEAR(mass.floor, 1, 1e-6);
     EXPECT_NEAR(mass.ceiling, 1, 1e-6);
     EXPECT_EQ(mass.recall, 1);
-    EXPECT_EQ(mass.kept_blocks, 1);
+    EXPECT_EQ(mass.kept_share, 1);
   }
 }
 
@@ -337,7 +338,7 @@ TEST(Mass, NothingVisibleIsNothingMeasured) {
   const Mass mass = measure(c, {});
   EXPECT_EQ(mass.num_rows, 0);
   EXPECT_EQ(mass.mass, 0);
-  EXPECT_EQ(mass.kept_blocks, 0);
+  EXPECT_EQ(mass.kept_share, 0);
   EXPECT_FALSE(std::isnan(mass.ceiling + mass.floor + mass.recall));
 }
 
@@ -391,7 +392,18 @@ TEST(Difference, HonoursStridesAndRefusesOtherShapes) {
   std::swap(transposed.strides[0], transposed.strides[1]);
   EXPECT_EQ(compare(a.view(), transposed).max_abs, 0);
   EXPECT_THAT(error_of([&] { compare(a.view(), b.view()); }), AllOf(HasSubstr("f32[2, 3]"), HasSubstr("f32[3, 2]")));
-  EXPECT_THAT(error_of([&] { compare(a.view(), Tensor(DType::f64, {2, 3}).view()); }), HasSubstr("f64[2, 3]"));
+  EXPECT_THAT(error_of([&] { compare(a.view(), Tensor(DType::f64, {2, 3}).view()); }),
+              AllOf(StartsWith("want: f64"), HasSubstr("bf16")));
+}
+
+TEST(Difference, TakesWhatAttentionStores) {
+  Tensor want(DType::f32, {3}), got(DType::bf16, {3});
+  const float values[] = {1.0f, 2.0f, -4.0f};
+  std::copy(std::begin(values), std::end(values), want.as<float>());
+  const uint16_t bits[] = {0x3f80, 0x4000, 0xc081};  // 1, 2, -4.03125
+  std::copy(std::begin(bits), std::end(bits), got.as<uint16_t>());
+  EXPECT_EQ(compare(got.view(), want.view()).max_abs, 0.03125);
+  EXPECT_EQ(compare(want.view(), got.view()).max_abs, 0.03125);
 }
 
 }  // namespace

@@ -252,7 +252,7 @@ TEST(QOuterPlan, RunsCoverEveryRowOnce) {
       EXPECT_EQ(plan.dense, dense);
       EXPECT_EQ(plan.workspace_bytes, 0);
       EXPECT_TRUE(plan.passes.empty());
-      EXPECT_FALSE(plan.explain.empty());
+      EXPECT_FALSE(plan.explanation.empty());
       EXPECT_LE(plan.q_rows_per_tile, options.tile_rows);
       std::set<std::pair<int64_t, int64_t>> rows;
       std::vector<int64_t> ends = {0};
@@ -272,7 +272,7 @@ TEST(Plan, AutomaticChoosesOneOrderAndSaysWhy) {
   for (const Case& c : random_cases(6, 20)) {
     const Plan plan = make_plan(c.problem, c.block_index.view());
     EXPECT_NE(plan.loop_order, LoopOrder::automatic) << c.problem.to_line();
-    EXPECT_NE(plan.explain.find(std::string(name_of(plan.loop_order))), std::string::npos) << plan.explain;
+    EXPECT_NE(plan.explanation.find(std::string(name_of(plan.loop_order))), std::string::npos) << plan.explanation;
   }
 }
 
@@ -291,6 +291,7 @@ TEST(Plan, LoopOrderNames) {
   for (LoopOrder order : {LoopOrder::automatic, LoopOrder::q_outer, LoopOrder::kv_outer}) {
     EXPECT_EQ(parse_loop_order(name_of(order)), order);
   }
+  EXPECT_EQ(parse_loop_order("kv-outer"), LoopOrder::kv_outer);
   EXPECT_THAT(error_of([] { parse_loop_order("inner"); }),
               AllOf(HasSubstr("inner"), HasSubstr("auto"), HasSubstr("q_outer"), HasSubstr("kv_outer")));
 }

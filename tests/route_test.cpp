@@ -434,10 +434,11 @@ TEST(Route, RefusalsNameTheArgument) {
               HasSubstr("local_blocks"));
   EXPECT_THAT(refusal(Router::random, [](RouteInputs&, RouteOptions& o) { o.init_blocks = -2; }),
               HasSubstr("init_blocks"));
-  EXPECT_THAT(error_of([] { parse_router("best"); }), AllOf(HasSubstr("best"), HasSubstr("mean-pool")));
+  EXPECT_THAT(error_of([] { parse_router("best"); }), AllOf(HasSubstr("best"), HasSubstr("mean_pool")));
   for (Router router : {Router::index, Router::qk_max, Router::mean_pool, Router::oracle, Router::random}) {
     EXPECT_EQ(parse_router(name_of(router)), router);
   }
+  EXPECT_EQ(parse_router("mean-pool"), Router::mean_pool);
 }
 
 TEST(BlockIndex, FromATensorHonoursStrides) {

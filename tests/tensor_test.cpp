@@ -5,9 +5,13 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <array>
 #include <bit>
 #include <cmath>
 #include <limits>
+#include <random>
+#include <set>
 
 #include "io_files.h"
 #include "stored_numbers.h"
@@ -146,6 +150,81 @@ TEST(DType, NamesAndSizes) {
   EXPECT_EQ(name_of(DType::f8_e5m2), "e5m2");
   EXPECT_EQ(name_of(DType::f8_e4m3fnuz), "e4m3fnuz");
   EXPECT_EQ(name_of(DType::boolean), "bool");
+}
+
+// The bytes of a view, one by one.
+std::set<intptr_t> bytes_of(const TensorView& view) {
+  std::set<intptr_t> bytes;
+  for (int64_t i = 0; i < view.num_elements(); ++i) {
+    int64_t rest = i, at = 0;
+    for (int d = view.num_dims - 1; d >= 0; --d) {
+      at += rest % view.sizes[d] * view.strides[d];
+      rest /= view.sizes[d];
+    }
+    const intptr_t begin = reinterpret_cast<intptr_t>(view.data) + at * size_in_bytes(view.dtype);
+    for (int64_t b = 0; b < size_in_bytes(view.dtype); ++b) bytes.insert(begin + b);
+  }
+  return bytes;
+}
+
+bool share_bytes(const TensorView& a, const TensorView& b) {
+  const std::set<intptr_t> of_b = bytes_of(b);
+  const std::set<intptr_t> of_a = bytes_of(a);
+  return std::any_of(of_a.begin(), of_a.end(), [&](intptr_t byte) { return of_b.contains(byte); });
+}
+
+TEST(Overlap, IsNeverMissed) {
+  Tensor memory(DType::u8, {512});
+  std::mt19937 random(7);
+  const auto draw = [&](int low, int high) { return std::uniform_int_distribution(low, high)(random); };
+  const auto view_of = [&] {
+    TensorView view = memory.view();
+    view.dtype = std::array{DType::u8, DType::bf16, DType::f32}[static_cast<size_t>(draw(0, 2))];
+    view.num_dims = draw(0, 3);
+    view.data = memory.as<uint8_t>() + draw(128, 383);
+    for (int d = 0; d < view.num_dims; ++d) {
+      view.sizes[static_cast<size_t>(d)] = draw(0, 4);
+      view.strides[static_cast<size_t>(d)] = draw(-8, 8);
+    }
+    return view;
+  };
+  int num_shared = 0, num_wrong = 0;
+  for (int i = 0; i < 20000; ++i) {
+    const TensorView a = view_of(), b = view_of();
+    const bool shared = share_bytes(a, b);
+    num_shared += shared;
+    num_wrong += shared && !overlap(a, b);
+    EXPECT_EQ(overlap(a, b), overlap(b, a));
+  }
+  EXPECT_GT(num_shared, 1000);
+  EXPECT_EQ(num_wrong, 0);
+}
+
+TEST(Overlap, IsNotSeenInViewsThatInterleave) {
+  const Tensor fused(DType::f32, {6, 8, 4});  // [tokens, heads of all, channels]
+  const auto heads = [&](int64_t begin, int64_t num, int64_t step = 1) {
+    TensorView view = fused.view();
+    view.data = fused.as<float>() + begin * 4;
+    view.sizes[1] = num;
+    view.strides[1] *= step;
+    return view;
+  };
+  EXPECT_FALSE(overlap(heads(0, 4), heads(4, 4)));
+  EXPECT_FALSE(overlap(heads(0, 4, 2), heads(1, 4, 2)));
+  EXPECT_TRUE(overlap(heads(0, 5), heads(4, 4)));
+  EXPECT_TRUE(overlap(heads(0, 4, 2), heads(2, 2)));
+  TensorView every_second = heads(0, 4), reversed = heads(4, 4);
+  every_second.sizes[0] = 3;
+  every_second.strides[0] *= 2;
+  EXPECT_FALSE(overlap(every_second, heads(4, 4)));
+  reversed.data = reversed.as<float>() + 5 * reversed.strides[0];
+  reversed.strides[0] *= -1;
+  EXPECT_FALSE(overlap(heads(0, 4), reversed));
+  EXPECT_TRUE(overlap(heads(3, 2), reversed));
+  TensorView elsewhere = heads(0, 8);
+  elsewhere.device = {DeviceKind::cuda, 0};
+  EXPECT_FALSE(overlap(elsewhere, fused.view()));
+  EXPECT_FALSE(overlap({}, {}));
 }
 
 }  // namespace

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-OF_ERROR = re.compile(r"(typeinfo|typeinfo name|vtable) for tilesieve::Error$")
+OF_ERROR = re.compile(r"(typeinfo|typeinfo name|vtable) for tilesieve::(File)?Error$")
 
 
 def fault(symbol: str, words: set[str]) -> str | None:

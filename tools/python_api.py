@@ -20,14 +20,14 @@ BEGIN, END = "<!-- reference, written by tools/python_api.py -->\n", "<!-- end -
 
 # The order of the reference; every public name stands here once.
 SECTIONS = {
-    "Attending": ["attend", "sparse_prefill", "sparse_prefill_workspace", "plan", "Plan", "explain", "combine"],
+    "Attending": ["attend", "sparse_prefill", "plan", "Plan", "explain", "workspace_bytes", "combine"],
     "Routing and measuring": ["route", "route_scores", "mass", "Mass", "compare", "Difference"],
     "Files": ["read_tensors", "TensorFile", "write_safetensors", "write_npy"],
     "Sizes and kernels": ["Problem", "Kernel", "kernels", "available_isas"],
     "Roofline": ["roofline", "Roofline", "RooflineRow", "RooflineCrossover", "RooflineDevice", "RooflineSizes",
                  "roofline_devices"],
 }
-ELSEWHERE = {"Array", "Error", "__version__"}  # described in the text of the page
+ELSEWHERE = {"Array", "DType", "Error", "Isa", "LoopOrder", "Router", "__version__"}  # described in the text of the page
 
 Definition = ast.FunctionDef | ast.ClassDef
 

@@ -31,7 +31,7 @@ struct AttentionInputs {
   bool is_paged() const { return block_table.data != nullptr; }
 };
 
-// Outputs overlap neither inputs nor themselves.
+// Outputs overlap neither inputs nor themselves, nor the workspace.
 struct AttentionOutputs {
   TensorView o;    // [total_q, num_q_heads, head_dim] f32, bf16 or f16, inner stride 1
   TensorView lse;  // [total_q, num_q_heads] f32, natural log of the sum over exp(scaled logits); -inf for an empty row
@@ -72,8 +72,10 @@ std::string why_not(const Kernel& kernel, const Problem& problem);
 // The CPU kernel that `execution` asks for. Throws Error when no row of the table runs the problem.
 Kernel find_kernel(const Problem& problem, LoopOrder loop_order, const Execution& execution = {});
 
-// Throws Error naming the tensor whose dtype, device, shape or stride does not fit the problem.
-void check_inputs(const Problem& problem, const AttentionInputs& inputs, const AttentionOutputs& outputs);
+// Throws Error naming the tensor whose dtype, device, shape or stride does not fit the problem, or to which is written
+// where another one lies. `workspace`: any memory; no data = none.
+void check_inputs(const Problem& problem, const AttentionInputs& inputs, const AttentionOutputs& outputs,
+                  const TensorView& workspace = {});
 void check_tensors(const Problem& problem, const AttentionInputs& inputs);
 
 // Throws Error unless the plan was made for the problem and for that loop order.

@@ -16,7 +16,7 @@ namespace [[gnu::visibility("default")]] tilesieve {
 enum class Isa : uint8_t { portable, avx2, avx512, avx512_bf16, amx, best = 255 };
 
 std::string_view name_of(Isa isa);
-Isa parse_isa(std::string_view name);  // Error when unknown
+Isa parse_isa(std::string_view name);  // with - or _; Error when unknown
 bool is_available(Isa isa);            // built in, and this machine has it
 std::vector<Isa> available_isas();     // worst first
 

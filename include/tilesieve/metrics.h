@@ -23,7 +23,7 @@ namespace [[gnu::visibility("default")]] tilesieve {
 // so that floor <= ceiling and mass <= ceiling hold row by row. Rows that see no key are left out.
 struct Mass {
   double mass = 0, floor = 0, ceiling = 0, recall = 0;
-  double kept_blocks = 0;  // picked visible blocks / visible blocks, over all rows
+  double kept_share = 0;  // picked visible blocks / visible blocks, over all rows
   std::vector<double> mass_per_head, floor_per_head, ceiling_per_head;  // [num_kv_heads]
   int64_t num_rows = 0;                                                 // (query token, KV head) rows measured
 };
@@ -34,7 +34,7 @@ struct Mass {
 std::vector<Mass> measure_mass(const Problem& problem, const RouteInputs& inputs, std::span<const BlockIndex> routes,
                                const RouteOptions& options, int64_t sample_every = 1, const Execution& execution = {});
 
-// Error of `got` against `want`, both f32 of the same shape, accumulated in f64.
+// Error of `got` against `want`, of one shape, each in f32, bf16, f16 or e4m3; accumulated in f64.
 struct Difference {
   double rel_l2 = 0;  // ||got - want|| / ||want||; 0 where both are 0
   double cosine = 1;  // <got, want> / (||got|| ||want||); 1 where both are 0, 0 where one is

@@ -19,7 +19,7 @@ enum class LoopOrder : uint8_t {
 };
 
 std::string_view name_of(LoopOrder order);
-LoopOrder parse_loop_order(std::string_view name);
+LoopOrder parse_loop_order(std::string_view name);  // with - or _; Error when unknown
 
 // What the parts of the loops cost on a kernel. Unit: one query row against one key, 4 * head_dim FLOP, in a full tile.
 // Defaults: f32 vectors.
@@ -85,7 +85,7 @@ struct Plan {
   Problem problem;                            // that it was made for; it runs no other
   LoopOrder loop_order = LoopOrder::q_outer;  // never automatic
   bool dense = false;                         // every visible block is picked; `selection` is then empty
-  std::string explain;                        // why this order, with the numbers it rests on
+  std::string explanation;                    // why this order, with the numbers it rests on
   Selection selection;
   int64_t q_rows_per_tile = 0;  // q-outer: rows (token, head) that walk the union of their blocks together, those that
                                 // did not pick a block masked; 0 = gather the rows that picked it, block by block

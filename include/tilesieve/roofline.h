@@ -35,11 +35,20 @@ struct RooflineSizes {
   double o = 2;
   double partial = 2;
   double stats = 8;  // per row and split: 0 = none, 4 = lse, 8 = m and l
+
+  // q, k and v as the problem stores them, o as attention returns it: of q's type, in bf16 where that is e4m3.
+  static RooflineSizes of(const Problem& problem);
 };
 
 struct RooflineCase {
   // The lengths of the keys are not read. Every row of the block index is taken to pick top_k blocks.
-  Problem problem = {.q_lens = {8192}, .kv_lens = {131072}, .num_q_heads = 64, .num_kv_heads = 4, .head_dim = 128};
+  Problem problem = {.q_lens = {8192},
+                     .kv_lens = {131072},
+                     .num_q_heads = 64,
+                     .num_kv_heads = 4,
+                     .head_dim = 128,
+                     .q_dtype = DType::f8_e4m3,
+                     .kv_dtype = DType::f8_e4m3};
   RooflineSizes sizes;
   double num_selected_blocks = -1;    // distinct KV blocks selected under one KV head, mean of the heads; to be given
   int64_t tile_tokens = 0;            // query tokens of a union tile; 0 and 0 = one row of the block index

@@ -39,7 +39,7 @@ enum class Router : uint8_t {
 };
 
 std::string_view name_of(Router router);
-Router parse_router(std::string_view name);
+Router parse_router(std::string_view name);  // with - or _; Error when unknown
 
 struct RouteOptions {
   Router router = Router::index;

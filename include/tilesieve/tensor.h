@@ -66,6 +66,10 @@ struct TensorView {
   }
 };
 
+// Whether two views share memory. Views that interleave without meeting, such as the tensors of a fused projection, do
+// not; where no regular pattern of their strides shows that, they are said to.
+bool overlap(const TensorView& a, const TensorView& b);
+
 // A contiguous row-major view of `data`. Throws Error when a size is negative or the product exceeds 2^62 bytes.
 TensorView contiguous_view(void* data, DType dtype, std::span<const int64_t> sizes);
 TensorView contiguous_view(void* data, DType dtype, std::initializer_list<int64_t> sizes);

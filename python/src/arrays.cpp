@@ -6,10 +6,12 @@
 #include <algorithm>
 #include <string>
 #include <string_view>
+#include <typeinfo>
 #include <utility>
 
 #include "dlpack.h"
 #include "tilesieve/error.h"
+#include "values.h"
 
 namespace tilesieve::python {
 
@@ -19,22 +21,38 @@ namespace {
 void* const kDefaultStream = nullptr;
 constexpr int64_t kDlpackDefaultStream = 1;
 
-std::string name_of_type(nb::handle object) { return nb::cast<std::string>(nb::type_name(object.type())); }
-
 std::string text_of(nb::handle object) { return nb::cast<std::string>(nb::str(object)); }
 
 [[noreturn]] void no_array(const char* argument, nb::handle object) {
-  const std::string name = name_of_type(object);
+  const std::string name = kind_of(object);
   nb::raise_type_error(
       "%s: got %s, expected an array of NumPy (bfloat16 and float8_e4m3fn as of ml_dtypes), or of any library with "
       "__dlpack__, such as PyTorch, CuPy and JAX",
       argument, name.c_str());
 }
 
-bool is_numpy(nb::handle object) {
-  // Looked up once and kept for good: NumPy is never unloaded.
+// Looked up once and kept for good: NumPy is never unloaded.
+PyObject* numpy_array_type() {
   static PyObject* const type = nb::object(nb::module_::import_("numpy").attr("ndarray")).release().ptr();
-  return object.type().ptr() == type || PyObject_IsInstance(object.ptr(), type) == 1;
+  return type;
+}
+
+bool is_numpy(nb::handle object) {
+  return object.type().ptr() == numpy_array_type() || PyObject_IsInstance(object.ptr(), numpy_array_type()) == 1;
+}
+
+// float, int, or one number of NumPy's, which is no array.
+bool is_number(nb::handle object) {
+  return !object.is_none() && PyNumber_Check(object.ptr()) == 1 && !is_numpy(object) &&
+         !nb::hasattr(object.type(), "__dlpack__");
+}
+
+// Of a NumPy array: what derives from it may mean more than its memory says.
+void refuse_mask(const char* argument, nb::handle array) {
+  if (array.type().ptr() == numpy_array_type()) return;
+  if (PyObject_IsInstance(array.ptr(), nb::module_::import_("numpy").attr("ma").attr("MaskedArray").ptr()) != 1) return;
+  nb::raise_type_error(
+      "%s: got MaskedArray, whose mask would not be heeded; expected a plain array, such as of .filled()", argument);
 }
 
 struct NamedType {
@@ -205,14 +223,18 @@ dlpack::Device dlpack_device(nb::handle array) {
 BorrowedArray::BorrowedArray(const char* argument, nb::handle object, Access access, Stream stream) : BorrowedArray() {
   if (object.is_none()) return;
   if (is_numpy(object)) {
+    refuse_mask(argument, object);
     borrow_buffer(argument, object, access);
   } else if (nb::hasattr(object.type(), "__dlpack__")) {
     try {
       borrow_dlpack(argument, object, access, stream);
     } catch (const nb::python_error& error) {  // sparse, quantised, lazy, on a device that DLPack does not know
       const std::string text = text_of(error.value());
-      throw Error(std::string(argument) + ": " + name_of_type(object) +
+      throw Error(std::string(argument) + ": " + kind_of(object) +
                   " cannot be borrowed: " + text.substr(0, text.find('\n')));
+    } catch (const std::bad_cast&) {
+      throw Error(std::string(argument) + ": " + kind_of(object) +
+                  " cannot be borrowed: its __dlpack_device__ gives no pair of whole numbers");
     }
   } else {
     no_array(argument, object);
@@ -291,6 +313,22 @@ void BorrowedArray::borrow_dlpack(const char* argument, nb::handle object, Acces
   view_ = view_of(argument, *tensor, object);
 }
 
+BorrowedScale::BorrowedScale(const char* argument, nb::handle object, Stream stream)
+    : array_(argument, !stream && is_number(object) ? nb::handle(Py_None) : object, Access::read, stream),
+      is_number_(!stream && is_number(object)) {
+  if (is_number_) number_ = static_cast<float>(real_number(argument, object));
+}
+
+TensorView BorrowedScale::view() const {
+  if (is_number_) return contiguous_view(const_cast<float*>(&number_), DType::f32, {1});
+  TensorView view = array_.view();
+  if (view.num_dims == 0 && view.data != nullptr) {  // a number alone is one for all heads
+    view.num_dims = 1;
+    view.sizes[0] = view.strides[0] = 1;
+  }
+  return view;
+}
+
 Stream stream_of(nb::handle array) {
   if (cuda_device_of(array) < 0) return {};
   const dlpack::Device device = dlpack_device(array);
@@ -306,16 +344,17 @@ Stream stream_of(nb::handle array) {
   return reinterpret_cast<void*>(nb::cast<intptr_t>(number));
 }
 
+void require(const char* argument, const BorrowedArray& array, const char* expected) {
+  if (array.is_absent()) throw Error(std::string(argument) + ": got None, expected " + expected);
+}
+
 std::vector<int64_t> whole_numbers(const char* argument, nb::handle object) {
   std::vector<int64_t> numbers;
-  if (nb::isinstance<nb::list>(object) || nb::isinstance<nb::tuple>(object)) {
+  const bool is_array = is_numpy(object) || nb::hasattr(object.type(), "__dlpack__");
+  if (!is_array && PySequence_Check(object.ptr()) && !PyUnicode_Check(object.ptr()) && !PyBytes_Check(object.ptr())) {
     for (nb::handle item : object) {
-      int64_t number = 0;
-      if (!nb::try_cast(item, number)) {
-        const std::string name = name_of_type(item);
-        nb::raise_type_error("%s: got an element of type %s, expected whole numbers", argument, name.c_str());
-      }
-      numbers.push_back(number);
+      const std::string element = std::string(argument) + "[" + std::to_string(numbers.size()) + "]";
+      numbers.push_back(whole_number(element.c_str(), item));
     }
     return numbers;
   }
@@ -341,6 +380,8 @@ int cuda_device_of(nb::handle array) {
     const dlpack::Device device = dlpack_device(array);
     return is_cuda(device) ? device.id : -1;
   } catch (const nb::python_error&) {  // whoever borrows it will say more
+    return -1;
+  } catch (const std::bad_cast&) {
     return -1;
   }
 }

@@ -45,11 +45,27 @@ class BorrowedArray {
   nb::object owner_;    // the capsule of __dlpack__, or the array that the buffer is of
 };
 
+// A factor of stored numbers: an array of one number or one for each KV head, or on the CPU a number alone.
+class BorrowedScale {
+ public:
+  BorrowedScale() = default;
+  BorrowedScale(const char* argument, nb::handle object, Stream stream = {});
+  TensorView view() const;
+
+ private:
+  BorrowedArray array_;
+  float number_ = 0;  // that is given alone
+  bool is_number_ = false;
+};
+
 // The current stream of the library that the array comes from, on the array's device; CUDA's default stream where the
 // library has no such notion. Nothing for arrays on the CPU.
 Stream stream_of(nb::handle array);
 
-// Whole numbers from a list or tuple, or from a one-dimensional i32 or i64 array on the CPU.
+// Throws Error where an array that the call cannot do without is None; `expected` says what it would be.
+void require(const char* argument, const BorrowedArray& array, const char* expected);
+
+// Whole numbers from a sequence, or from a one-dimensional i32 or i64 array on the CPU.
 std::vector<int64_t> whole_numbers(const char* argument, nb::handle object);
 
 // The index of the CUDA device, -1 for the CPU and for what is no array or on no device that DLPack knows.

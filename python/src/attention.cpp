@@ -1,53 +1,62 @@
 // SPDX-License-Identifier: Apache-2.0
 // The calls on the CPU: routing, planning, attending and measuring.
 #include <nanobind/ndarray.h>
-#include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/string_view.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
+#include <climits>
 #include <cstdint>
-#include <optional>
 #include <string>
-#include <string_view>
 #include <vector>
 
 #include "bindings.h"
 #include "call.h"
-#include "tilesieve/error.h"
+#include "errors.h"
 #include "tilesieve/tilesieve.h"
+#include "values.h"
 
 namespace tilesieve::python {
 
 namespace {
 
-// How a call runs, as Python says it: threads, instruction set, and None or a Progress.
-Execution execution_of(int num_threads, std::string_view isa, Progress* progress) {
+// How a call runs, as Python says it: threads or None, instruction set, and None or a Progress.
+Execution execution_of(nb::handle num_threads, nb::handle isa, Progress* progress) {
   Execution execution;
-  execution.num_threads = num_threads;
-  execution.isa = parse_isa(isa);
+  execution.num_threads = static_cast<int>(std::min<int64_t>(count_or("num_threads", num_threads, 0), INT_MAX));
+  execution.isa = parse_isa(text("isa", isa));
   execution.progress = progress;
   return execution;
 }
 
-RouteOptions route_options(std::string_view router, int64_t local_blocks, int64_t init_blocks, uint64_t seed) {
+uint64_t seed_of(nb::handle seed) {
+  const int64_t number = whole_number("seed", seed);
+  if (number < 0) throw Error("seed: got " + std::to_string(number) + ", expected 0 or more");
+  return static_cast<uint64_t>(number);
+}
+
+RouteOptions forced_blocks(nb::handle local_blocks, nb::handle init_blocks) {
   RouteOptions options;
-  options.router = parse_router(router);
-  options.local_blocks = local_blocks;
-  options.init_blocks = init_blocks;
-  options.seed = seed;
+  options.local_blocks = whole_number("local_blocks", local_blocks);
+  options.init_blocks = whole_number("init_blocks", init_blocks);
   return options;
 }
 
-nb::object route_call(const Call& call, std::string_view router, int64_t local_blocks, int64_t init_blocks,
-                      uint64_t seed, bool wants_scores, int num_threads, std::string_view isa, Progress* progress) {
-  const RouteOptions options = route_options(router, local_blocks, init_blocks, seed);
+nb::object route_call(const Call& call, nb::handle router, nb::handle local_blocks, nb::handle init_blocks,
+                      nb::handle seed, bool wants_scores, nb::handle num_threads, nb::handle isa, Progress* progress) {
+  RouteOptions options = forced_blocks(local_blocks, init_blocks);
+  options.router = router.is_none() ? call.default_router() : parse_router(text("router", router));
+  options.seed = seed_of(seed);
+  call.require_for(options.router);
   const Execution execution = execution_of(num_threads, isa, progress);
   Tensor result;
   {
     const nb::gil_scoped_release release;
-    result = wants_scores ? route_scores(call.problem(), call.route_inputs(), options, execution)
+    result = call_by_argument([&] {
+      return wants_scores ? route_scores(call.problem(), call.route_inputs(), options, execution)
                           : route(call.problem(), call.route_inputs(), options, execution);
+    });
   }
   return numpy_of(result);
 }
@@ -76,11 +85,10 @@ class Workspace {
   BorrowedArray array_;
 };
 
-AttentionOptions attention_options(std::string_view loop_order, std::optional<int64_t> workspace_limit,
-                                   const Execution& execution) {
+AttentionOptions attention_options(nb::handle loop_order, nb::handle workspace_limit, const Execution& execution) {
   AttentionOptions options;
-  options.loop_order = parse_loop_order(loop_order);
-  if (workspace_limit) options.workspace_limit = *workspace_limit;
+  options.loop_order = parse_loop_order(text("loop_order", loop_order));
+  options.workspace_limit = count_or("workspace_limit", workspace_limit, options.workspace_limit);
   options.execution = execution;
   return options;
 }
@@ -100,8 +108,9 @@ class Outputs {
 };
 
 void attend_call(Call& call, nb::handle block_index, nb::handle out, nb::handle lse, nb::handle workspace,
-                 std::string_view loop_order, std::optional<int64_t> workspace_limit, int num_threads,
-                 std::string_view isa, Progress* progress) {
+                 nb::handle loop_order, nb::handle workspace_limit, nb::handle num_threads, nb::handle isa,
+                 Progress* progress) {
+  call.require_values();
   const Outputs outputs(call.problem(), out, lse);
   const Workspace memory(workspace);
   const Execution execution = execution_of(num_threads, isa, progress);
@@ -111,38 +120,52 @@ void attend_call(Call& call, nb::handle block_index, nb::handle out, nb::handle 
       throw Error("loop_order: got 'kv_outer' without a block_index; attention over all keys is q_outer");
     }
     const nb::gil_scoped_release release;
-    return dense_attention(call.problem(), call.attention_inputs(), outputs.views(), execution);
+    return call_by_argument(
+        [&] { dense_attention(call.problem(), call.attention_inputs(), outputs.views(), execution); });
   }
   const BorrowedArray ids("block_index", block_index);
   const nb::gil_scoped_release release;
   const BlockIndex index = BlockIndex::from(ids.view());
   call.take_top_k(index);
   const AttentionInputs inputs = call.attention_inputs();
-  check_inputs(call.problem(), inputs, outputs.views());
-  const Plan plan = plan_attention(call.problem(), index, options);
-  run_plan(call.problem(), inputs, plan, outputs.views(), memory.of(plan.workspace_bytes), execution);
+  const AttentionOutputs written = outputs.views();
+  if (overlap(written.o, ids.view())) throw Error("out: overlaps block_index");
+  if (overlap(written.lse, ids.view())) throw Error("lse: overlaps block_index");
+  call_by_argument([&] {
+    check_inputs(call.problem(), inputs, written);
+    const Plan plan = plan_attention(call.problem(), index, options);
+    run_plan(call.problem(), inputs, plan, written, memory.of(plan.workspace_bytes), execution);
+  });
 }
 
-Plan plan_call(Call& call, nb::handle block_index, std::string_view loop_order, std::optional<int64_t> workspace_limit,
-               int num_threads, std::string_view isa) {
+Plan plan_call(Call& call, nb::handle block_index, nb::handle loop_order, nb::handle workspace_limit,
+               nb::handle num_threads, nb::handle isa) {
   const BorrowedArray ids("block_index", block_index);
+  require("block_index", ids, "i32 [num_kv_heads, total_q, capacity]");
   const AttentionOptions options =
       attention_options(loop_order, workspace_limit, execution_of(num_threads, isa, nullptr));
   const nb::gil_scoped_release release;
   const BlockIndex index = BlockIndex::from(ids.view());
   call.take_top_k(index);
-  return plan_attention(call.problem(), index, options);
+  return call_by_argument([&] { return plan_attention(call.problem(), index, options); });
+}
+
+Call call_of_plan(const Plan& plan, nb::handle q, nb::handle k, nb::handle v, nb::handle block_table,
+                  nb::handle q_scale, nb::handle k_scale, nb::handle v_scale) {
+  return {plan.problem, q, k, v, block_table, q_scale, k_scale, v_scale};
 }
 
 void run_plan_call(const Plan& plan, const Call& call, nb::handle out, nb::handle lse, nb::handle workspace,
-                   int num_threads, std::string_view isa, Progress* progress) {
+                   nb::handle num_threads, nb::handle isa, Progress* progress) {
+  call.require_values();
   const Outputs outputs(call.problem(), out, lse);
   const Workspace memory(workspace);
-  Problem problem = call.problem();
-  problem.top_k = plan.problem.top_k;
   const Execution execution = execution_of(num_threads, isa, progress);
   const nb::gil_scoped_release release;
-  run_plan(problem, call.attention_inputs(), plan, outputs.views(), memory.of(plan.workspace_bytes), execution);
+  call_by_argument([&] {
+    run_plan(call.problem(), call.attention_inputs(), plan, outputs.views(), memory.of(plan.workspace_bytes),
+             execution);
+  });
 }
 
 nb::dict dict_of(const Mass& mass) {
@@ -151,7 +174,7 @@ nb::dict dict_of(const Mass& mass) {
   fields["floor"] = mass.floor;
   fields["ceiling"] = mass.ceiling;
   fields["recall"] = mass.recall;
-  fields["kept_blocks"] = mass.kept_blocks;
+  fields["kept_share"] = mass.kept_share;
   fields["mass_per_head"] = nb::tuple(nb::cast(mass.mass_per_head));
   fields["floor_per_head"] = nb::tuple(nb::cast(mass.floor_per_head));
   fields["ceiling_per_head"] = nb::tuple(nb::cast(mass.ceiling_per_head));
@@ -159,21 +182,29 @@ nb::dict dict_of(const Mass& mass) {
   return fields;
 }
 
-nb::list mass_call(const Call& call, const nb::list& block_indices, int64_t local_blocks, int64_t init_blocks,
-                   int64_t sample_every, int num_threads, std::string_view isa, Progress* progress) {
+// Of one block index, or of a list or tuple of several.
+nb::list mass_call(const Call& call, nb::handle block_index, nb::handle local_blocks, nb::handle init_blocks,
+                   nb::handle sample_every, nb::handle num_threads, nb::handle isa, Progress* progress) {
   std::vector<BorrowedArray> arrays;
   std::vector<BlockIndex> routes;
-  for (nb::handle ids : block_indices) {
-    routes.push_back(BlockIndex::from(arrays.emplace_back("block_index", ids).view()));
+  const auto take = [&](const std::string& argument, nb::handle ids) {
+    const BorrowedArray& array = arrays.emplace_back(argument.c_str(), ids);
+    require(argument.c_str(), array, "i32 [num_kv_heads, total_q, capacity]");
+    routes.push_back(BlockIndex::from(array.view()));
+  };
+  if (nb::isinstance<nb::list>(block_index) || nb::isinstance<nb::tuple>(block_index)) {
+    for (nb::handle ids : block_index) take("block_index[" + std::to_string(arrays.size()) + "]", ids);
+  } else {
+    take("block_index", block_index);
   }
-  RouteOptions options;
-  options.local_blocks = local_blocks;
-  options.init_blocks = init_blocks;
+  const RouteOptions options = forced_blocks(local_blocks, init_blocks);
+  const int64_t every = whole_number("sample_every", sample_every);
   const Execution execution = execution_of(num_threads, isa, progress);
   std::vector<Mass> masses;
   {
     const nb::gil_scoped_release release;
-    masses = measure_mass(call.problem(), call.route_inputs(), routes, options, sample_every, execution);
+    masses = call_by_argument(
+        [&] { return measure_mass(call.problem(), call.route_inputs(), routes, options, every, execution); });
   }
   nb::list result;
   for (const Mass& mass : masses) result.append(dict_of(mass));
@@ -182,6 +213,8 @@ nb::list mass_call(const Call& call, const nb::list& block_indices, int64_t loca
 
 nb::dict compare_arrays(nb::handle got, nb::handle want) {
   const BorrowedArray got_array("got", got), want_array("want", want);
+  require("got", got_array, "an array");
+  require("want", want_array, "an array of the shape of got");
   Difference difference;
   {
     const nb::gil_scoped_release release;
@@ -216,33 +249,30 @@ void bind_attention(nb::module_& module) {
 
   nb::class_<Call>(module, "Call")
       .def(nb::init<nb::handle, nb::handle, nb::handle, nb::handle, nb::handle, nb::handle, nb::handle, nb::handle,
-                    nb::handle, nb::handle, nb::handle, nb::handle, int64_t, int64_t, bool, double>(),
-           nb::arg("q").none(), nb::arg("k").none(), nb::arg("v").none(), nb::arg("index_q").none(),
-           nb::arg("index_k").none(), nb::arg("block_table").none(), nb::arg("q_scale").none(),
-           nb::arg("k_scale").none(), nb::arg("v_scale").none(), nb::arg("cu_seqlens_q").none(),
-           nb::arg("cu_seqlens_kv").none(), nb::arg("kv_lens").none(), nb::arg("kv_block_size"), nb::arg("top_k"),
-           nb::arg("causal"), nb::arg("softmax_scale"))
-      .def_prop_ro("line", [](const Call& call) { return call.problem().to_line(); })
-      .def("route", &route_call, nb::arg("router"), nb::arg("local_blocks"), nb::arg("init_blocks"), nb::arg("seed"),
-           nb::arg("wants_scores"), nb::arg("num_threads"), nb::arg("isa"), nb::arg("progress").none())
-      .def("attend", &attend_call, nb::arg("block_index").none(), nb::arg("out"), nb::arg("lse").none(),
-           nb::arg("workspace").none(), nb::arg("loop_order"), nb::arg("workspace_limit").none(),
-           nb::arg("num_threads"), nb::arg("isa"), nb::arg("progress").none())
-      .def("plan", &plan_call, nb::arg("block_index"), nb::arg("loop_order"), nb::arg("workspace_limit").none(),
-           nb::arg("num_threads"), nb::arg("isa"))
-      .def("mass", &mass_call, nb::arg("block_indices"), nb::arg("local_blocks"), nb::arg("init_blocks"),
-           nb::arg("sample_every"), nb::arg("num_threads"), nb::arg("isa"), nb::arg("progress").none());
+                    nb::handle, nb::handle, nb::handle, nb::handle, nb::handle, nb::handle, nb::handle, nb::handle>(),
+           "q"_any, "k"_any, "v"_any, "index_q"_any, "index_k"_any, "block_table"_any, "q_scale"_any, "k_scale"_any,
+           "v_scale"_any, "cu_seqlens_q"_any, "cu_seqlens_kv"_any, "kv_lens"_any, "kv_block_size"_any, "top_k"_any,
+           "causal"_any, "softmax_scale"_any)
+      .def("route", &route_call, "router"_any, "local_blocks"_any, "init_blocks"_any, "seed"_any,
+           nb::arg("wants_scores"), "num_threads"_any, "isa"_any, "progress"_any)
+      .def("attend", &attend_call, "block_index"_any, "out"_any, "lse"_any, "workspace"_any, "loop_order"_any,
+           "workspace_limit"_any, "num_threads"_any, "isa"_any, "progress"_any)
+      .def("plan", &plan_call, "block_index"_any, "loop_order"_any, "workspace_limit"_any, "num_threads"_any, "isa"_any)
+      .def("mass", &mass_call, "block_index"_any, "local_blocks"_any, "init_blocks"_any, "sample_every"_any,
+           "num_threads"_any, "isa"_any, "progress"_any);
 
   nb::class_<Plan>(module, "Plan")
       .def_prop_ro("line", [](const Plan& plan) { return plan.problem.to_line(); })
       .def_prop_ro("loop_order", [](const Plan& plan) { return name_of(plan.loop_order); })
-      .def_prop_ro("explain", [](const Plan& plan) { return plan.explain; })
+      .def_prop_ro("explanation", [](const Plan& plan) { return plan.explanation; })
       .def_prop_ro("num_picks", [](const Plan& plan) { return plan.selection.num_entries(); })
       .def_prop_ro("workspace_bytes", [](const Plan& plan) { return plan.workspace_bytes; })
-      .def("run", &run_plan_call, nb::arg("call"), nb::arg("out"), nb::arg("lse").none(), nb::arg("workspace").none(),
-           nb::arg("num_threads"), nb::arg("isa"), nb::arg("progress").none());
+      .def("call", &call_of_plan, "q"_any, "k"_any, "v"_any, "block_table"_any, "q_scale"_any, "k_scale"_any,
+           "v_scale"_any)
+      .def("run", &run_plan_call, nb::arg("call"), "out"_any, "lse"_any, "workspace"_any, "num_threads"_any, "isa"_any,
+           "progress"_any);
 
-  module.def("compare", &compare_arrays, nb::arg("got"), nb::arg("want"));
+  module.def("compare", &compare_arrays, "got"_any, "want"_any);
 }
 
 }  // namespace tilesieve::python

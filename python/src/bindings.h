@@ -4,11 +4,16 @@
 
 #include <nanobind/nanobind.h>
 
+#include <cstddef>
+
 #include "tilesieve/tensor.h"
 
 namespace tilesieve::python {
 
 namespace nb = nanobind;
+
+// An argument that takes None, as all of the module do: they say by name what they do not take.
+inline auto operator""_any(const char* name, size_t) { return nb::arg(name).none(); }
 
 void bind_problem(nb::module_& module);    // problem lines, kernels, instruction sets
 void bind_attention(nb::module_& module);  // Call, Plan: route, plan, attend, measure

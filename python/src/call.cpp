@@ -3,8 +3,10 @@
 
 #include <algorithm>
 #include <string>
+#include <utility>
 
 #include "tilesieve/error.h"
+#include "values.h"
 
 namespace tilesieve::python {
 
@@ -16,8 +18,14 @@ struct Keys {
   bool paged = false;
 };
 
+constexpr int64_t kFlatBlockSize = 128;  // where nothing says another
+
+constexpr const char* kQueries = "[total_q, num_q_heads, head_dim]";
+constexpr const char* kKeys =
+    "[total_kv, num_kv_heads, head_dim], or with a block_table [num_pages, kv_block_size, num_kv_heads, head_dim]";
+
 [[noreturn]] void wrong_shape(const char* argument, const BorrowedArray& array, const char* expected) {
-  throw Error(std::string(argument) + ": got " + (array.is_absent() ? "nothing" : array.view().describe()) +
+  throw Error(std::string(argument) + ": got " + (array.is_absent() ? "None" : array.view().describe()) +
               ", expected " + expected);
 }
 
@@ -25,9 +33,7 @@ Keys keys_of(const BorrowedArray& k) {
   const TensorView& view = k.view();
   if (view.num_dims == 3) return {view.sizes[0], view.sizes[1], false};
   if (view.num_dims == 4) return {0, view.sizes[2], true};
-  wrong_shape("k", k,
-              "[total_kv, num_kv_heads, head_dim], or with a block_table [num_pages, kv_block_size, num_kv_heads, "
-              "head_dim]");
+  wrong_shape("k", k, kKeys);
 }
 
 // Lengths of sequences from where they begin: [num_sequences + 1], from 0, never falling.
@@ -52,8 +58,8 @@ std::vector<int64_t> lengths_of(const char* argument, nb::handle cu_seqlens) {
 
 Call::Call(nb::handle q, nb::handle k, nb::handle v, nb::handle index_q, nb::handle index_k, nb::handle block_table,
            nb::handle q_scale, nb::handle k_scale, nb::handle v_scale, nb::handle cu_seqlens_q,
-           nb::handle cu_seqlens_kv, nb::handle kv_lens, int64_t kv_block_size, int64_t top_k, bool causal,
-           double softmax_scale)
+           nb::handle cu_seqlens_kv, nb::handle kv_lens, nb::handle kv_block_size, nb::handle top_k, nb::handle causal,
+           nb::handle softmax_scale)
     : q_("q", q),
       k_("k", k),
       v_("v", v),
@@ -63,18 +69,39 @@ Call::Call(nb::handle q, nb::handle k, nb::handle v, nb::handle index_q, nb::han
       q_scale_("q_scale", q_scale),
       k_scale_("k_scale", k_scale),
       v_scale_("v_scale", v_scale) {
-  problem_.kv_block_size = kv_block_size;
-  problem_.top_k = top_k;
-  problem_.causal = causal;
-  problem_.softmax_scale = softmax_scale;
+  problem_.kv_block_size = block_size_of(kv_block_size);
+  problem_.top_k = whole_number("top_k", top_k);
+  problem_.causal = flag("causal", causal);
+  problem_.softmax_scale = softmax_scale_of(softmax_scale);
   set_heads();
   set_lengths(cu_seqlens_q, cu_seqlens_kv, kv_lens);
+}
+
+Call::Call(const Problem& problem, nb::handle q, nb::handle k, nb::handle v, nb::handle block_table, nb::handle q_scale,
+           nb::handle k_scale, nb::handle v_scale)
+    : q_("q", q),
+      k_("k", k),
+      v_("v", v),
+      block_table_("block_table", block_table),
+      q_scale_("q_scale", q_scale),
+      k_scale_("k_scale", k_scale),
+      v_scale_("v_scale", v_scale),
+      problem_(problem) {
+  require("q", q_, kQueries);
+  require("k", k_, kKeys);
+}
+
+// Pages say what a block is; in flat keys anything could be one.
+int64_t Call::block_size_of(nb::handle kv_block_size) const {
+  if (!kv_block_size.is_none()) return whole_number("kv_block_size", kv_block_size);
+  const TensorView& keys = k_.is_absent() ? index_k_.view() : k_.view();
+  return !block_table_.is_absent() && keys.num_dims > 1 ? keys.sizes[1] : kFlatBlockSize;
 }
 
 void Call::set_heads() {
   if (!q_.is_absent() || index_q_.is_absent()) {
     const TensorView& q = q_.view();
-    if (q.num_dims != 3) wrong_shape("q", q_, "[total_q, num_q_heads, head_dim]");
+    if (q.num_dims != 3) wrong_shape("q", q_, kQueries);
     problem_.num_q_heads = q.sizes[1];
     problem_.head_dim = q.sizes[2];
     problem_.q_dtype = q.dtype;
@@ -99,14 +126,14 @@ void Call::set_lengths(nb::handle cu_seqlens_q, nb::handle cu_seqlens_kv, nb::ha
                       : "kv_lens: got some without a block_table; cu_seqlens_kv says where packed sequences begin");
   }
   if (paged) {
-    if (kv_lens.is_none()) throw Error("kv_lens: got nothing, needed with a block_table: the keys of each sequence");
+    if (kv_lens.is_none()) throw Error("kv_lens: got None, needed with a block_table: the keys of each sequence");
     problem_.kv_lens = whole_numbers("kv_lens", kv_lens);
   } else if (!cu_seqlens_kv.is_none()) {
     problem_.kv_lens = lengths_of("cu_seqlens_kv", cu_seqlens_kv);
   } else if (num_sequences == 1) {
     problem_.kv_lens = {keys.num_dims > 0 ? keys.sizes[0] : 0};
   } else {
-    throw Error("cu_seqlens_kv: got nothing, needed for the " + std::to_string(num_sequences) +
+    throw Error("cu_seqlens_kv: got None, needed for the " + std::to_string(num_sequences) +
                 " sequences of cu_seqlens_q");
   }
   if (problem_.kv_lens.size() != num_sequences) {
@@ -137,6 +164,26 @@ RouteInputs Call::route_inputs() const {
   inputs.q_scale = q_scale_.view();
   inputs.k_scale = k_scale_.view();
   return inputs;
+}
+
+void Call::require_values() const { require("v", v_, "as k"); }
+
+void Call::require_for(Router router) const {
+  if (router == Router::index) {
+    require("index_q", index_q_, "[total_q, num_kv_heads, index_dim] for the router 'index'");
+    require("index_k", index_k_, "[total_kv, index_dim] for the router 'index'");
+    return;
+  }
+  for (const auto& [name, array] : {std::pair("index_q", &index_q_), std::pair("index_k", &index_k_)}) {
+    if (array->is_absent()) continue;
+    throw Error(std::string(name) + ": got an array, which the router '" + std::string(name_of(router)) +
+                "' does not read; expected None, or the router 'index'");
+  }
+  require("q", q_, kQueries);
+}
+
+Router Call::default_router() const {
+  return index_q_.is_absent() && index_k_.is_absent() ? Router::qk_max : Router::index;
 }
 
 void Call::take_top_k(const BlockIndex& block_index) { problem_.top_k = std::max<int64_t>(1, block_index.capacity); }

@@ -13,11 +13,15 @@ namespace tilesieve::python {
 
 class Call {
  public:
-  // An absent array is None, an absent top_k or softmax_scale 0. Throws Error where the sizes do not make a problem;
-  // whether each array fits it is for the library to check.
+  // What is absent is None. Throws Error where the sizes do not make a problem; whether each array fits it is for the
+  // library to check.
   Call(nb::handle q, nb::handle k, nb::handle v, nb::handle index_q, nb::handle index_k, nb::handle block_table,
        nb::handle q_scale, nb::handle k_scale, nb::handle v_scale, nb::handle cu_seqlens_q, nb::handle cu_seqlens_kv,
-       nb::handle kv_lens, int64_t kv_block_size, int64_t top_k, bool causal, double softmax_scale);
+       nb::handle kv_lens, nb::handle kv_block_size, nb::handle top_k, nb::handle causal, nb::handle softmax_scale);
+
+  // Of a problem that is known.
+  Call(const Problem& problem, nb::handle q, nb::handle k, nb::handle v, nb::handle block_table, nb::handle q_scale,
+       nb::handle k_scale, nb::handle v_scale);
 
   const Problem& problem() const { return problem_; }
   AttentionInputs attention_inputs() const;
@@ -26,11 +30,20 @@ class Call {
   // Makes top_k as wide as a block index.
   void take_top_k(const BlockIndex& block_index);
 
+  // Throws Error where what these calls need is None.
+  void require_values() const;
+  void require_for(Router router) const;
+
+  // The router that a call without one takes: the model's own index branch where the call has its tensors.
+  Router default_router() const;
+
  private:
   void set_heads();
+  int64_t block_size_of(nb::handle kv_block_size) const;
   void set_lengths(nb::handle cu_seqlens_q, nb::handle cu_seqlens_kv, nb::handle kv_lens);
 
-  BorrowedArray q_, k_, v_, index_q_, index_k_, block_table_, q_scale_, k_scale_, v_scale_;
+  BorrowedArray q_, k_, v_, index_q_, index_k_, block_table_;
+  BorrowedScale q_scale_, k_scale_, v_scale_;
   Problem problem_;
 };
 

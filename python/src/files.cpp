@@ -13,6 +13,7 @@
 #include "arrays.h"
 #include "bindings.h"
 #include "tilesieve/io.h"
+#include "values.h"
 
 namespace tilesieve::python {
 
@@ -55,11 +56,11 @@ nb::dlpack::dtype storage_of(DType type) {
 }
 
 // (array, name of its type) for each name, and the metadata.
-nb::tuple read_file(const std::string& path) {
+nb::tuple read_file(const nb::bytes& path) {
   TensorFile file;
   {
     const nb::gil_scoped_release release;
-    file = read_tensors(path);
+    file = read_tensors({path.c_str(), path.size()});
   }
   auto* mapping = new std::shared_ptr<const void>(file.mapping);
   const nb::capsule owner(mapping, [](void* kept) noexcept { delete static_cast<std::shared_ptr<const void>*>(kept); });
@@ -68,26 +69,29 @@ nb::tuple read_file(const std::string& path) {
     std::vector<size_t> sizes(view.sizes.begin(), view.sizes.begin() + view.num_dims);
     const nb::ndarray<nb::numpy, nb::ro> array(view.data, sizes.size(), sizes.data(), owner, view.strides.data(),
                                                storage_of(view.dtype));
-    tensors[name.c_str()] = nb::make_tuple(nb::cast(array, nb::rv_policy::reference), name_of(view.dtype));
+    tensors[decoded(name)] = nb::make_tuple(nb::cast(array, nb::rv_policy::reference), name_of(view.dtype));
   }
   return nb::make_tuple(tensors, nb::cast(file.metadata));
 }
 
-void write_file(const std::string& path, const nb::dict& tensors, const std::map<std::string, std::string>& metadata) {
+void write_file(const nb::bytes& path, const nb::dict& tensors, const std::map<std::string, std::string>& metadata) {
   std::vector<BorrowedArray> arrays;
   std::vector<std::pair<std::string, TensorView>> views;
   for (const auto& [key, value] : tensors) {
     const std::string name = nb::cast<std::string>(key);
-    views.emplace_back(name, arrays.emplace_back(name.c_str(), value).view());
+    const BorrowedArray& array = arrays.emplace_back(name.c_str(), value);
+    require(name.c_str(), array, "an array");
+    views.emplace_back(name, array.view());
   }
   const nb::gil_scoped_release release;
-  write_safetensors(path, views, metadata);
+  write_safetensors({path.c_str(), path.size()}, views, metadata);
 }
 
-void write_one(const std::string& path, nb::handle tensor) {
+void write_one(const nb::bytes& path, nb::handle tensor) {
   const BorrowedArray array("tensor", tensor);
+  require("tensor", array, "an array");
   const nb::gil_scoped_release release;
-  write_npy(path, array.view());
+  write_npy({path.c_str(), path.size()}, array.view());
 }
 
 }  // namespace
@@ -95,7 +99,7 @@ void write_one(const std::string& path, nb::handle tensor) {
 void bind_files(nb::module_& module) {
   module.def("read_tensors", &read_file, nb::arg("path"));
   module.def("write_safetensors", &write_file, nb::arg("path"), nb::arg("tensors"), nb::arg("metadata"));
-  module.def("write_npy", &write_one, nb::arg("path"), nb::arg("tensor"));
+  module.def("write_npy", &write_one, nb::arg("path"), "tensor"_any);
 }
 
 }  // namespace tilesieve::python

@@ -4,11 +4,11 @@
 #include <nanobind/nanobind.h>
 
 #include "bindings.h"
-#include "tilesieve/error.h"
+#include "errors.h"
 
 NB_MODULE(_core, module) {
   module.attr("VERSION") = TILESIEVE_VERSION;
-  nanobind::exception<tilesieve::Error>(module, "Error", PyExc_ValueError);
+  tilesieve::python::bind_errors(module);
   tilesieve::python::bind_problem(module);
   tilesieve::python::bind_attention(module);
   tilesieve::python::bind_prefill(module);

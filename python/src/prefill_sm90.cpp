@@ -1,10 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The prefill on Hopper: its arrays borrowed on the caller's stream, and the current device set to theirs.
-#include <nanobind/stl/optional.h>
-#include <nanobind/stl/string.h>
-
+#include <array>
 #include <cstdint>
-#include <optional>
 #include <string>
 #include <utility>
 
@@ -14,8 +11,9 @@
 
 #include "arrays.h"
 #include "bindings.h"
-#include "tilesieve/error.h"
+#include "errors.h"
 #include "tilesieve/sparse_prefill_sm90.h"
+#include "values.h"
 
 namespace tilesieve::python {
 
@@ -49,8 +47,8 @@ class PrefillCall {
   // the current stream of q's library.
   PrefillCall(nb::handle q, nb::handle k, nb::handle v, nb::handle block_index, nb::handle cu_seqlens_q,
               nb::handle cu_seqlens_kv, nb::handle kv_lens, nb::handle block_table, nb::handle q_scale,
-              nb::handle k_scale, nb::handle v_scale, nb::handle out, nb::handle lse, int64_t kv_block_size,
-              bool causal, double softmax_scale, std::optional<int64_t> workspace_limit, int64_t max_kv_blocks,
+              nb::handle k_scale, nb::handle v_scale, nb::handle out, nb::handle lse, nb::handle kv_block_size,
+              nb::handle causal, nb::handle softmax_scale, nb::handle workspace_limit, nb::handle max_kv_blocks,
               nb::handle stream)
       : stream_(stream.is_none() ? stream_of(q) : Stream(reinterpret_cast<void*>(nb::cast<intptr_t>(stream)))),
         q_("q", q, Access::read, stream_),
@@ -61,49 +59,76 @@ class PrefillCall {
         cu_seqlens_kv_("cu_seqlens_kv", cu_seqlens_kv, Access::read, stream_),
         kv_lens_("kv_lens", kv_lens, Access::read, stream_),
         block_table_("block_table", block_table, Access::read, stream_),
-        q_scale_("q_scale", q_scale, Access::read, stream_),
-        k_scale_("k_scale", k_scale, Access::read, stream_),
-        v_scale_("v_scale", v_scale, Access::read, stream_),
+        q_scale_("q_scale", q_scale, stream_),
+        k_scale_("k_scale", k_scale, stream_),
+        v_scale_("v_scale", v_scale, stream_),
         out_("out", out, Access::write, stream_),
         lse_("lse", lse, Access::write, stream_) {
-    options_.kv_block_size = kv_block_size;
-    options_.causal = causal;
-    options_.softmax_scale = softmax_scale;
-    if (workspace_limit) options_.workspace_limit = *workspace_limit;
-    options_.max_kv_blocks = max_kv_blocks;
-    for (const auto& [name, array] : {std::pair("k", &k_),
-                                      {"v", &v_},
-                                      {"block_index", &block_index_},
-                                      {"cu_seqlens_q", &cu_seqlens_q_},
-                                      {"cu_seqlens_kv", &cu_seqlens_kv_},
-                                      {"kv_lens", &kv_lens_},
-                                      {"block_table", &block_table_},
-                                      {"q_scale", &q_scale_},
-                                      {"k_scale", &k_scale_},
-                                      {"v_scale", &v_scale_},
-                                      {"out", &out_},
-                                      {"lse", &lse_}}) {
-      if (!array->is_absent()) check_device(name, array->view());
+    require("k", k_, "[total_kv, num_kv_heads, head_dim] or pages");
+    require("v", v_, "as k");
+    require("block_index", block_index_, "i32 [num_kv_heads, total_q, capacity]");
+    const bool paged = k_.view().num_dims == 4;  // pages say what a block is
+    if (!kv_block_size.is_none() || paged) {
+      options_.kv_block_size =
+          kv_block_size.is_none() ? k_.view().sizes[1] : whole_number("kv_block_size", kv_block_size);
     }
+    options_.causal = flag("causal", causal);
+    options_.softmax_scale = softmax_scale_of(softmax_scale);
+    options_.workspace_limit = count_or("workspace_limit", workspace_limit, options_.workspace_limit);
+    options_.max_kv_blocks = count_or("max_kv_blocks", max_kv_blocks, 0);
+    for (const auto& [name, view] : arrays()) {
+      if (view.data != nullptr) check_device(name, view);
+    }
+    check_apart("out", out_.view());
+    check_apart("lse", lse_.view());
+    if (overlap(lse_.view(), out_.view())) throw Error("lse: overlaps out");
   }
 
   int64_t workspace_bytes() const {
     const CurrentDevice device(q_.view().device.index);
-    return sm90::sparse_prefill_workspace(inputs(), outputs(), options_);
+    return call_by_argument([&] { return sm90::sparse_prefill_workspace(inputs(), outputs(), options_); });
   }
 
   void run(nb::handle workspace) const {
     const BorrowedArray memory("workspace", workspace, Access::write, stream_);
     const TensorView& view = memory.view();
-    check_device("workspace", view);
     if (!view.is_contiguous()) throw Error("workspace: got " + view.describe() + ", expected contiguous memory");
+    check_apart("workspace", view);
+    if (overlap(view, out_.view())) throw Error("workspace: overlaps out");
+    if (overlap(view, lse_.view())) throw Error("workspace: overlaps lse");
     const int64_t bytes = view.num_elements() * size_in_bytes(view.dtype);
     const nb::gil_scoped_release release;
     const CurrentDevice device(q_.view().device.index);
-    sm90::sparse_prefill(inputs(), outputs(), options_, view.data, bytes, *stream_);
+    call_by_argument([&] { sm90::sparse_prefill(inputs(), outputs(), options_, view.data, bytes, *stream_); });
   }
 
  private:
+  using Named = std::pair<const char*, TensorView>;
+
+  // All that is read but q.
+  std::array<Named, 10> arrays() const {
+    return {{{"k", k_.view()},
+             {"v", v_.view()},
+             {"block_index", block_index_.view()},
+             {"cu_seqlens_q", cu_seqlens_q_.view()},
+             {"cu_seqlens_kv", cu_seqlens_kv_.view()},
+             {"kv_lens", kv_lens_.view()},
+             {"block_table", block_table_.view()},
+             {"q_scale", q_scale_.view()},
+             {"k_scale", k_scale_.view()},
+             {"v_scale", v_scale_.view()}}};
+  }
+
+  // What is written may not lie where something is read, and lies on q's device.
+  void check_apart(const char* argument, const TensorView& written) const {
+    if (written.data == nullptr) return;
+    check_device(argument, written);
+    if (overlap(written, q_.view())) throw Error(std::string(argument) + ": overlaps q");
+    for (const auto& [name, view] : arrays()) {
+      if (overlap(written, view)) throw Error(std::string(argument) + ": overlaps " + name);
+    }
+  }
+
   static std::string name(const Device& device) {
     return device.kind == DeviceKind::cpu ? "the CPU" : "cuda:" + std::to_string(device.index);
   }
@@ -139,25 +164,24 @@ class PrefillCall {
 
   Stream stream_;
   BorrowedArray q_, k_, v_, block_index_, cu_seqlens_q_, cu_seqlens_kv_, kv_lens_, block_table_;
-  BorrowedArray q_scale_, k_scale_, v_scale_, out_, lse_;
+  BorrowedScale q_scale_, k_scale_, v_scale_;
+  BorrowedArray out_, lse_;
   sm90::PrefillOptions options_;
 };
 
 }  // namespace
 
 void bind_prefill(nb::module_& module) {
-  module.def("cuda_device_of", &cuda_device_of, nb::arg("array"));
+  module.def("cuda_device_of", &cuda_device_of, "array"_any);
   nb::class_<PrefillCall>(module, "PrefillCall")
       .def(nb::init<nb::handle, nb::handle, nb::handle, nb::handle, nb::handle, nb::handle, nb::handle, nb::handle,
-                    nb::handle, nb::handle, nb::handle, nb::handle, nb::handle, int64_t, bool, double,
-                    std::optional<int64_t>, int64_t, nb::handle>(),
-           nb::arg("q"), nb::arg("k"), nb::arg("v"), nb::arg("block_index"), nb::arg("cu_seqlens_q").none(),
-           nb::arg("cu_seqlens_kv").none(), nb::arg("kv_lens").none(), nb::arg("block_table").none(),
-           nb::arg("q_scale").none(), nb::arg("k_scale").none(), nb::arg("v_scale").none(), nb::arg("out").none(),
-           nb::arg("lse").none(), nb::arg("kv_block_size"), nb::arg("causal"), nb::arg("softmax_scale"),
-           nb::arg("workspace_limit").none(), nb::arg("max_kv_blocks"), nb::arg("stream").none())
+                    nb::handle, nb::handle, nb::handle, nb::handle, nb::handle, nb::handle, nb::handle, nb::handle,
+                    nb::handle, nb::handle, nb::handle>(),
+           "q"_any, "k"_any, "v"_any, "block_index"_any, "cu_seqlens_q"_any, "cu_seqlens_kv"_any, "kv_lens"_any,
+           "block_table"_any, "q_scale"_any, "k_scale"_any, "v_scale"_any, "out"_any, "lse"_any, "kv_block_size"_any,
+           "causal"_any, "softmax_scale"_any, "workspace_limit"_any, "max_kv_blocks"_any, "stream"_any)
       .def_prop_ro("workspace_bytes", &PrefillCall::workspace_bytes)
-      .def("run", &PrefillCall::run, nb::arg("workspace"));
+      .def("run", &PrefillCall::run, "workspace"_any);
 }
 
 }  // namespace tilesieve::python

@@ -6,31 +6,27 @@
 #include <nanobind/stl/vector.h>
 
 #include <string>
+#include <string_view>
 
+#include "arrays.h"
 #include "bindings.h"
 #include "tilesieve/attend.h"
 #include "tilesieve/error.h"
+#include "values.h"
 
 namespace tilesieve::python {
 
 namespace {
 
-template <class T>
-T field(nb::handle object, const char* name) {
-  T value;
-  if (!nb::try_cast(object.attr(name), value)) {
-    const std::string got = nb::cast<std::string>(nb::repr(object.attr(name)));
-    nb::raise_type_error("problem.%s: got %s", name, got.c_str());
-  }
-  return value;
-}
+int64_t whole_field(nb::handle object, const char* name) { return whole_number(name, nb::object(object.attr(name))); }
 
 DType dtype_field(nb::handle object, const char* name) {
-  const std::string text = field<std::string>(object, name);
+  const nb::object value = object.attr(name);
+  const std::string_view given = text(name, value);
   for (DType dtype : {DType::f32, DType::bf16, DType::f16, DType::f8_e4m3}) {
-    if (text == name_of(dtype)) return dtype;
+    if (given == name_of(dtype)) return dtype;
   }
-  throw Error(std::string("problem.") + name + ": got '" + text + "', expected f32, bf16, f16 or e4m3");
+  throw Error(std::string(name) + ": got '" + std::string(given) + "', expected f32, bf16, f16 or e4m3");
 }
 
 nb::dict dict_of(const Problem& problem) {
@@ -40,6 +36,7 @@ nb::dict dict_of(const Problem& problem) {
   fields["num_q_heads"] = problem.num_q_heads;
   fields["num_kv_heads"] = problem.num_kv_heads;
   fields["head_dim"] = problem.head_dim;
+  fields["q_block_size"] = problem.q_block_size;
   fields["kv_block_size"] = problem.kv_block_size;
   fields["top_k"] = problem.top_k;
   fields["causal"] = problem.causal;
@@ -68,17 +65,16 @@ nb::list kernel_dicts(nb::handle problem) {
 
 Problem problem_from(nb::handle object) {
   Problem problem;
-  problem.q_lens = field<std::vector<int64_t>>(object, "q_lens");
-  problem.kv_lens = field<std::vector<int64_t>>(object, "kv_lens");
-  problem.num_q_heads = field<int64_t>(object, "num_q_heads");
-  problem.num_kv_heads = field<int64_t>(object, "num_kv_heads");
-  problem.head_dim = field<int64_t>(object, "head_dim");
-  problem.kv_block_size = field<int64_t>(object, "kv_block_size");
-  problem.top_k = field<int64_t>(object, "top_k");
-  problem.causal = field<bool>(object, "causal");
-  if (!nb::object(object.attr("softmax_scale")).is_none()) {
-    problem.softmax_scale = field<double>(object, "softmax_scale");
-  }
+  problem.q_lens = whole_numbers("q_lens", nb::object(object.attr("q_lens")));
+  problem.kv_lens = whole_numbers("kv_lens", nb::object(object.attr("kv_lens")));
+  problem.num_q_heads = whole_field(object, "num_q_heads");
+  problem.num_kv_heads = whole_field(object, "num_kv_heads");
+  problem.head_dim = whole_field(object, "head_dim");
+  problem.q_block_size = whole_field(object, "q_block_size");
+  problem.kv_block_size = whole_field(object, "kv_block_size");
+  problem.top_k = whole_field(object, "top_k");
+  problem.causal = flag("causal", nb::object(object.attr("causal")));
+  problem.softmax_scale = softmax_scale_of(nb::object(object.attr("softmax_scale")));
   problem.q_dtype = dtype_field(object, "q_dtype");
   problem.kv_dtype = dtype_field(object, "kv_dtype");
   return problem;
@@ -87,8 +83,16 @@ Problem problem_from(nb::handle object) {
 void bind_problem(nb::module_& module) {
   module.def("parse_problem", [](std::string_view line) { return dict_of(Problem::parse(line)); });
   module.def("problem_line", [](nb::handle problem) { return problem_from(problem).to_line(); });
-  module.def("validate_problem", [](nb::handle problem) { problem_from(problem).validate(); });
-  module.def("kernels", &kernel_dicts, nb::arg("problem").none());
+  module.def("validated_problem", [](nb::handle fields) {
+    const Problem problem = problem_from(fields);
+    try {
+      problem.validate();
+      return dict_of(problem);
+    } catch (const Error& error) {  // its fields are the arguments here
+      throw Error(std::string(error.what()).substr(std::string_view("problem.").size()));
+    }
+  });
+  module.def("kernels", &kernel_dicts, "problem"_any);
   module.def("available_isas", [] {
     nb::list names;
     for (Isa isa : available_isas()) names.append(name_of(isa));

@@ -4,8 +4,12 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/string_view.h>
 
+#include <string>
+
 #include "bindings.h"
 #include "problem.h"
+#include "tilesieve/error.h"
+#include "values.h"
 
 namespace tilesieve::python {
 
@@ -21,14 +25,29 @@ nb::dict dict_of(const RooflineDevice& device) {
   return fields;
 }
 
+// A field of an object that the user has given as `argument`.
+double number_in(nb::handle object, const char* argument, const char* field) {
+  return real_number((std::string(argument) + "." + field).c_str(), nb::object(object.attr(field)));
+}
+
 RooflineDevice device_from(nb::handle object) {
   RooflineDevice device;
-  device.name = nb::cast<std::string>(object.attr("name"));
-  device.hbm_bandwidth = nb::cast<double>(object.attr("hbm_bandwidth"));
-  device.l2_bandwidth = nb::cast<double>(object.attr("l2_bandwidth"));
-  device.usable_l2_bytes = nb::cast<double>(object.attr("usable_l2_bytes"));
-  device.peak_flops = nb::cast<double>(object.attr("peak_flops"));
+  device.name = text("device.name", nb::object(object.attr("name")));
+  device.hbm_bandwidth = number_in(object, "device", "hbm_bandwidth");
+  device.l2_bandwidth = number_in(object, "device", "l2_bandwidth");
+  device.usable_l2_bytes = number_in(object, "device", "usable_l2_bytes");
+  device.peak_flops = number_in(object, "device", "peak_flops");
   return device;
+}
+
+RooflineSizes sizes_from(nb::handle object) {
+  RooflineSizes sizes;
+  sizes.q = number_in(object, "sizes", "q");
+  sizes.kv = number_in(object, "sizes", "kv");
+  sizes.o = number_in(object, "sizes", "o");
+  sizes.partial = number_in(object, "sizes", "partial");
+  sizes.stats = number_in(object, "sizes", "stats");
+  return sizes;
 }
 
 nb::dict dict_of(const RooflineRow& row) {
@@ -47,20 +66,19 @@ nb::dict dict_of(const RooflineRow& row) {
   return fields;
 }
 
-nb::dict model(nb::handle problem, double num_selected_blocks, nb::handle device, nb::handle sizes, int64_t tile_tokens,
-               double union_blocks, double work_items_per_block, int64_t num_resident_kv_heads) {
+nb::dict model(nb::handle problem, nb::handle num_selected_blocks, nb::handle device, nb::handle sizes,
+               nb::handle tile_tokens, nb::handle union_blocks, nb::handle work_items_per_block,
+               nb::handle num_resident_kv_heads) {
   RooflineCase given;
   if (!problem.is_none()) given.problem = problem_from(problem);
-  given.sizes.q = nb::cast<double>(sizes.attr("q"));
-  given.sizes.kv = nb::cast<double>(sizes.attr("kv"));
-  given.sizes.o = nb::cast<double>(sizes.attr("o"));
-  given.sizes.partial = nb::cast<double>(sizes.attr("partial"));
-  given.sizes.stats = nb::cast<double>(sizes.attr("stats"));
-  given.num_selected_blocks = num_selected_blocks;
-  given.tile_tokens = tile_tokens;
-  given.union_blocks = union_blocks;
-  given.work_items_per_block = work_items_per_block;
-  given.num_resident_kv_heads = num_resident_kv_heads;
+  given.sizes = sizes.is_none() ? RooflineSizes::of(given.problem) : sizes_from(sizes);
+  given.num_selected_blocks = real_number("num_selected_blocks", num_selected_blocks);
+  given.tile_tokens = count_or("tile_tokens", tile_tokens, 0);
+  if (!union_blocks.is_none()) given.union_blocks = real_number("union_blocks", union_blocks);
+  if (given.tile_tokens == 0 && !union_blocks.is_none()) throw Error("tile_tokens: got None, needed with union_blocks");
+  if (given.tile_tokens != 0 && union_blocks.is_none()) throw Error("union_blocks: got None, needed with tile_tokens");
+  given.work_items_per_block = real_number("work_items_per_block", work_items_per_block);
+  given.num_resident_kv_heads = whole_number("num_resident_kv_heads", num_resident_kv_heads);
   const Roofline result = roofline(given, device_from(device));
 
   nb::dict fields, rows, crossovers;
@@ -90,9 +108,8 @@ void bind_roofline(nb::module_& module) {
     return devices;
   });
   module.def("roofline_device", [](std::string_view name) { return dict_of(roofline_device(name)); });
-  module.def("roofline", &model, nb::arg("problem").none(), nb::arg("num_selected_blocks"), nb::arg("device"),
-             nb::arg("sizes"), nb::arg("tile_tokens"), nb::arg("union_blocks"), nb::arg("work_items_per_block"),
-             nb::arg("num_resident_kv_heads"));
+  module.def("roofline", &model, "problem"_any, "num_selected_blocks"_any, "device"_any, "sizes"_any, "tile_tokens"_any,
+             "union_blocks"_any, "work_items_per_block"_any, "num_resident_kv_heads"_any);
 }
 
 }  // namespace tilesieve::python

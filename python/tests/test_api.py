@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 import inspect
+import pickle
 import subprocess
 import sys
 from pathlib import Path
@@ -15,8 +17,7 @@ import tilesieve
 
 CALLS = {name: getattr(tilesieve, name) for name in tilesieve.__all__
          if inspect.isfunction(getattr(tilesieve, name))} | {"Plan.run": tilesieve.Plan.run}
-# As planned is their default in Plan.run; lengths are device memory in sparse_prefill_workspace, which is for CUDA.
-OTHER = {("Plan.run", "num_threads"), ("Plan.run", "isa")}
+OTHER = {("Plan.run", "isa")}  # None there: as planned
 TENSORS = ("q", "k", "v", "block_index")
 
 
@@ -44,10 +45,35 @@ def test_only_tensors_and_what_a_call_is_about_go_by_position() -> None:
             assert tuple(positional) == tuple(t for t in TENSORS if t in positional), name
 
 
+def test_what_is_not_given_is_none() -> None:
+    """No number means "as you like": 0 is refused where it is not a size."""
+    for name, call in CALLS.items():
+        for parameter in inspect.signature(call).parameters.values():
+            assert parameter.default != 0 or parameter.name in ("init_blocks", "seed") or parameter.default is False, (
+                f"{parameter.name} of {name}")
+
+
+def test_fields_of_values_go_by_name() -> None:
+    values = [thing for thing in map(tilesieve.__dict__.get, tilesieve.__all__) if dataclasses.is_dataclass(thing)]
+    assert len(values) == 9
+    for value in values:
+        by_place = [field.name for field in dataclasses.fields(value) if not field.kw_only]
+        assert by_place == (["q_lens", "kv_lens"] if value is tilesieve.Problem else []), value
+
+
+def test_what_is_public_is_of_the_package() -> None:
+    for name in tilesieve.__all__:
+        thing = getattr(tilesieve, name)
+        if inspect.isfunction(thing) or inspect.isclass(thing):
+            assert thing.__module__ == "tilesieve", name
+    difference = tilesieve.Difference(rel_l2=0.5, cosine=1.0, max_abs=2.0)
+    assert pickle.loads(pickle.dumps(difference)) == difference
+
+
 def test_everything_public_is_described() -> None:
     for name in tilesieve.__all__:
         thing = getattr(tilesieve, name)
-        if callable(thing):
+        if inspect.isfunction(thing) or inspect.isclass(thing):
             assert inspect.getdoc(thing), name
     for name in ("attend", "route", "mass", "roofline", "combine"):
         text, described = inspect.getdoc(CALLS[name]) or "", set()

@@ -69,11 +69,53 @@ def test_lengths_may_be_lists_and_whole_numbers_of_either_size() -> None:
         assert got.tobytes() == want.tobytes()
 
 
+def test_lengths_may_be_a_range() -> None:
+    case = make_case(3, q_lens=(7, 7, 7), kv_lens=(7, 7, 7))
+    sizes = case.sizes()
+    want = tilesieve.attend(case.q, case.k, case.v, case.block_index, **sizes)
+    lengths = {"cu_seqlens_q": range(0, 22, 7), "cu_seqlens_kv": range(0, 22, 7)}
+    assert tilesieve.attend(case.q, case.k, case.v, case.block_index, **(sizes | lengths)).tobytes() == want.tobytes()
+
+
+def test_what_is_written_may_not_overlap_what_is_read() -> None:
+    case = make_case(7)
+    q, k, v = (np.ascontiguousarray(x) for x in (case.q, case.k, case.v))
+    ids, sizes = case.block_index, case.sizes()
+    want = tilesieve.attend(q, k, v, ids, **sizes)
+    memory = np.empty(1 << 20, np.uint8)
+    plan = tilesieve.plan(q, k, ids, loop_order="kv_outer", **sizes)
+    aligned = memory[-memory.ctypes.data % 64 :]
+    shared: dict[str, Any] = {"out": aligned[: want.nbytes].view(np.float32).reshape(want.shape), "workspace": aligned}
+    for options, words in (({"out": q}, "out: overlaps q"),
+                           ({"out": k.reshape(-1)[: want.size].reshape(-1)}, "out: "),
+                           ({"out": np.lib.stride_tricks.as_strided(v, want.shape, want.strides)}, "out: overlaps v"),
+                           ({"out": want, "lse": want.reshape(-1)[:294].reshape(49, 6)}, "lse: overlaps out"),
+                           ({"lse": ids.view(np.float32).reshape(-1)[:294].reshape(49, 6)}, "lse: overlaps block_index"),
+                           ({**shared, "loop_order": "kv_outer"}, "workspace: overlaps out")):
+        with pytest.raises(tilesieve.Error, match=words):
+            tilesieve.attend(q, k, v, ids, **(sizes | options))
+    with pytest.raises(tilesieve.Error, match="out: overlaps q"):
+        plan.run(q, k, v, out=q)
+    fused = np.empty((49, 12, 32), np.float32)  # the queries beside the outputs: no byte is shared
+    fused[:, ::2] = q
+    assert tilesieve.attend(fused[:, ::2], k, v, ids, out=fused[:, 1::2], **sizes).tobytes() == want.tobytes()
+
+
+def test_scales_may_be_numbers() -> None:
+    case = make_case(8)
+    sizes = case.sizes()
+    want = tilesieve.attend(case.q, case.k, case.v, case.block_index, k_scale=np.array([0.5], np.float32),
+                            v_scale=np.array([2], np.float32), **sizes)
+    for half, two in ((0.5, 2), (np.float32(0.5), np.float64(2)), (np.array(0.5, np.float32), np.array(2, np.float32))):
+        got = tilesieve.attend(case.q, case.k, case.v, case.block_index, k_scale=half, v_scale=two, **sizes)
+        assert got.tobytes() == want.tobytes()
+
+
 def test_numbers_may_be_numpys() -> None:
     case = make_case(6)
     sizes = case.sizes()
     want = tilesieve.attend(case.q, case.k, case.v, case.block_index, softmax_scale=0.5, **sizes)
-    sizes |= {"kv_block_size": np.int64(16)}
+    sizes |= {"kv_block_size": np.int64(16), "causal": np.bool_(True), "num_threads": np.int32(1)}
     got = tilesieve.attend(case.q, case.k, case.v, case.block_index, softmax_scale=np.float32(0.5), **sizes)
     assert got.tobytes() == want.tobytes()
 
@@ -83,40 +125,64 @@ def refusals() -> list[Any]:
     f32 = np.zeros((49, 6, 32), np.float32)
     return [
         ({"q": "text"}, TypeError, "q: got str, expected an array of NumPy"),
-        ({"v": None}, ValueError, "v: got"),
+        ({"q": None}, ValueError, r"q: got None, expected \[total_q, num_q_heads, head_dim\]"),
+        ({"k": None}, ValueError, "k: got None"),
+        ({"v": None}, ValueError, "v: got None"),
+        ({"q": np.ma.masked_array(f32, f32 > 0)}, TypeError, "q: got MaskedArray"),
         ({"q": f32.astype(np.complex64)}, ValueError, "q: got elements of type complex64"),
         ({"q": f32.astype(">f4")}, ValueError, "q: got elements of type >f4"),
-        ({"q": f32.astype(np.float64)}, ValueError, "f64"),
-        ({"q": f32.astype(ml_dtypes.float8_e5m2)}, ValueError, "e5m2"),
+        ({"q": f32.astype(np.float64)}, ValueError, "q: got f64"),
+        ({"q": f32.astype(ml_dtypes.float8_e5m2)}, ValueError, "q: got e5m2"),
         ({"q": f32[0]}, ValueError, r"q: got f32\[6, 32\], expected \[total_q, num_q_heads, head_dim\]"),
-        ({"q": f32[:, :5]}, ValueError, "num_kv_heads"),
-        ({"q": f32[..., ::2]}, ValueError, "q"),
+        ({"q": f32[:, :5]}, ValueError, "k: got num_kv_heads 2, expected a divisor of num_q_heads = 5"),
+        ({"q": f32[..., :12]}, ValueError, "q: got head_dim 12"),
+        ({"q": f32[..., ::2]}, ValueError, "q: the stride"),
         ({"q": np.zeros((1,) * 9, np.float32)}, ValueError, "q: got 9 dimensions"),
         ({"k": np.zeros((145, 2, 32), np.float16)}, ValueError, "v: got f32"),
         ({"block_index": np.zeros((2, 49, 3), np.int64)}, ValueError, "block_index: got i64"),
         ({"block_index": np.zeros((3, 49, 3), np.int32)}, ValueError, r"block_index: got \[3, 49, 3\]"),
+        ({"block_index": [1, 2]}, TypeError, "block_index: got list"),
+        ({"causal": "yes"}, TypeError, "causal: got str, expected bool"),
+        ({"causal": 1}, TypeError, "causal: got int, expected bool"),
         ({"kv_block_size": 7}, ValueError, "kv_block_size: got 7"),
-        ({"softmax_scale": float("nan")}, ValueError, "softmax_scale"),
+        ({"kv_block_size": 16.0}, TypeError, "kv_block_size: got float, expected a whole number"),
+        ({"kv_block_size": True}, TypeError, "kv_block_size: got bool, expected a whole number"),
+        ({"kv_block_size": 10**30}, ValueError, "kv_block_size: got 1000.*, expected a whole number below"),
+        ({"softmax_scale": float("nan")}, ValueError, "softmax_scale: got nan"),
+        ({"softmax_scale": 0}, ValueError, "softmax_scale: got 0, expected a positive number, or None"),
+        ({"softmax_scale": -0.5}, ValueError, "softmax_scale: got -0.5"),
+        ({"softmax_scale": "1"}, TypeError, "softmax_scale: got str, expected a number"),
         ({"cu_seqlens_q": [0, 40, 40]}, ValueError, "cu_seqlens_kv: got 3 sequences, expected as many as of queries"),
         ({"cu_seqlens_q": [1, 49]}, ValueError, "cu_seqlens_q: got 1 at its beginning"),
         ({"cu_seqlens_q": [0, 40, 30, 49]}, ValueError, "cu_seqlens_q: falls from 40 to 30"),
-        ({"cu_seqlens_q": ["a"]}, TypeError, "cu_seqlens_q: got an element of type str"),
+        ({"cu_seqlens_q": [0, "a"]}, TypeError, r"cu_seqlens_q\[1\]: got str, expected a whole number"),
+        ({"cu_seqlens_q": "ab"}, TypeError, "cu_seqlens_q: got str"),
+        ({"cu_seqlens_q": 3}, TypeError, "cu_seqlens_q: got int"),
         ({"cu_seqlens_q": np.zeros(4, np.float32)}, ValueError, r"cu_seqlens_q: got f32\[4\]"),
-        ({"cu_seqlens_kv": None}, ValueError, "cu_seqlens_kv: got nothing, needed for the 3 sequences"),
+        ({"cu_seqlens_kv": None}, ValueError, "cu_seqlens_kv: got None, needed for the 3 sequences"),
         ({"kv_lens": [1, 2, 3]}, ValueError, "kv_lens: got some without a block_table"),
         ({"block_table": np.zeros((3, 9), np.int32)}, ValueError, "cu_seqlens_kv: got one with a block_table"),
-        ({"loop_order": "inner"}, ValueError, "loop order|loop_order"),
+        ({"loop_order": "inner"}, ValueError, "loop_order: got 'inner'"),
+        ({"loop_order": None}, TypeError, "loop_order: got None, expected str"),
         ({"loop_order": "kv_outer", "block_index": None}, ValueError, "loop_order: got 'kv_outer' without"),
         ({"isa": "mmx"}, ValueError, "isa: got 'mmx'"),
+        ({"isa": None}, TypeError, "isa: got None, expected str"),
         ({"num_threads": -1}, ValueError, "num_threads: got -1"),
+        ({"num_threads": 0}, ValueError, "num_threads: got 0, expected 1 or more, or None"),
+        ({"num_threads": 1 << 40}, ValueError, "num_threads: got"),
+        ({"num_threads": "2"}, TypeError, "num_threads: got str"),
         ({"workspace": np.zeros(8, np.uint8), "loop_order": "kv_outer"}, ValueError, "workspace: got 8 bytes, need"),
-        ({"workspace_limit": -1, "loop_order": "kv_outer"}, ValueError, "workspace_limit"),
-        ({"workspace_limit": 0, "loop_order": "kv_outer"}, ValueError, "workspace_limit"),
-        ({"out": np.zeros((49, 6, 32), np.int32)}, ValueError, "i32"),
+        ({"workspace_limit": -1, "loop_order": "kv_outer"}, ValueError, "workspace_limit: got -1"),
+        ({"workspace_limit": 0, "loop_order": "kv_outer"}, ValueError, "workspace_limit: got 0"),
+        ({"workspace_limit": 1, "loop_order": "kv_outer"}, ValueError, "workspace_limit"),
+        ({"out": np.zeros((49, 6, 32), np.int32)}, ValueError, "out: i32"),
+        ({"out": np.zeros((49, 6, 33), np.float32)}, ValueError, "out: got"),
         ({"lse": np.zeros((49, 5), np.float32)}, ValueError, "lse: got"),
         ({"stream": 3}, ValueError, "stream: is for calls on a CUDA device"),
         ({"max_kv_blocks": 3}, ValueError, "max_kv_blocks: is for calls on a CUDA device"),
-        ({"k_scale": np.zeros(1, np.float32)}, ValueError, "k_scale"),
+        ({"k_scale": np.zeros(1, np.float32)}, ValueError, "k_scale: head 0 is 0"),
+        ({"k_scale": 0.0}, ValueError, "k_scale: head 0 is 0"),
+        ({"k_scale": "half"}, TypeError, "k_scale: got str"),
     ]
 
 
@@ -125,7 +191,7 @@ def test_refuses_by_name(change: dict[str, Any], exception: type[Exception], wor
     case = make_case(4)
     arguments = {"q": case.q, "k": case.k, "v": case.v, "block_index": case.block_index, **case.sizes()}
     tilesieve.attend(**arguments)
-    with pytest.raises(exception, match=words) as caught:
+    with pytest.raises(exception, match="^" + words) as caught:
         tilesieve.attend(**(arguments | change))
     assert exception is not ValueError or isinstance(caught.value, tilesieve.Error)
 

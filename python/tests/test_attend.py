@@ -84,8 +84,14 @@ def test_a_paged_cache_is_the_same_as_packed_keys() -> None:
             cache[page, 1, : tokens.stop - tokens.start] = case.v[tokens]
         begin += length
     sizes = case.sizes() | {"cu_seqlens_kv": None, "kv_lens": case.kv_lens, "block_table": table}
-    got = tilesieve.attend(case.q, cache[:, 0], cache[:, 1], case.block_index, **sizes)
-    assert got.tobytes() == want.tobytes()
+    for block_size in (block, None):  # pages say what a block is
+        got = tilesieve.attend(case.q, cache[:, 0], cache[:, 1], case.block_index,
+                               **(sizes | {"kv_block_size": block_size}))
+        assert got.tobytes() == want.tobytes()
+    routed = tilesieve.route(case.q, cache[:, 0], top_k=2, **(sizes | {"kv_block_size": None}))
+    np.testing.assert_array_equal(routed, tilesieve.route(case.q, case.k, top_k=2, **case.sizes()))
+    with pytest.raises(ValueError, match="k: got"):
+        tilesieve.attend(case.q, cache[:, 0], cache[:, 1], case.block_index, **(sizes | {"kv_block_size": 8}))
 
 
 def test_scales_are_factors_of_stored_numbers() -> None:
@@ -99,11 +105,12 @@ def test_scales_are_factors_of_stored_numbers() -> None:
 def test_sparse_prefill_is_route_and_attend() -> None:
     case = make_case(7, q_lens=(100,), kv_lens=(130,))
     sizes = case.sizes()
-    block_index = tilesieve.route(case.q, case.k, router="qk-max", top_k=3, **sizes)
+    block_index = tilesieve.route(case.q, case.k, router="qk_max", top_k=3, **sizes)
     want = tilesieve.attend(case.q, case.k, case.v, block_index, **sizes)
-    for given_index in (None, block_index):
-        got = tilesieve.sparse_prefill(case.q, case.k, case.v, given_index, router="qk-max", top_k=3, **sizes)
-        assert got.tobytes() == want.tobytes()
+    got = tilesieve.sparse_prefill(case.q, case.k, case.v, router="qk_max", top_k=3, **sizes)
+    assert got.tobytes() == want.tobytes()
+    with pytest.raises(TypeError):
+        tilesieve.sparse_prefill(case.q, case.k, case.v, block_index, **sizes)  # type: ignore[call-overload]
 
 
 def test_combining_parts_of_the_keys_gives_the_whole() -> None:
@@ -115,13 +122,57 @@ def test_combining_parts_of_the_keys_gives_the_whole() -> None:
         np.testing.assert_allclose(got, whole, atol=1e-5)
     nothing = tilesieve.combine(parts[3:])
     assert (nothing[0] == 0).all() and np.isneginf(nothing[1]).all()
-    with pytest.raises(ValueError, match="parts: got none"):
-        tilesieve.combine([])
+    np.testing.assert_array_equal(tilesieve.combine(part for part in parts)[0], tilesieve.combine(parts)[0])
+
+
+@pytest.mark.parametrize(("parts", "exception", "words"), [
+    ([], ValueError, "parts: got none"),
+    (3, TypeError, "parts: got int"),
+    ([np.zeros((2, 1, 8)), np.zeros((2, 1, 8))], TypeError, r"parts\[0\]: got ndarray, expected a pair"),
+    ([(np.zeros((2, 1, 8)),)], TypeError, r"parts\[0\]: got tuple, expected a pair"),
+    ([(np.zeros((2, 1, 8)), None)], TypeError, r"parts\[0\]: got NoneType, expected arrays"),
+    ([(np.zeros((2, 1, 8)), np.zeros((2, 2)))], ValueError, r"parts\[0\]: got o \[2, 1, 8\] and lse \[2, 2\]"),
+    ([(np.zeros((2, 1, 8)), np.zeros((2, 1))), (np.zeros((3, 1, 8)), np.zeros((3, 1)))], ValueError, r"parts\[1\]"),
+])
+def test_combine_refuses_by_name(parts: Any, exception: type[Exception], words: str) -> None:
+    with pytest.raises(exception, match=words):
+        tilesieve.combine(parts)
 
 
 def test_explain_says_why() -> None:
     case = make_case(9)
     text = tilesieve.explain(case.q, case.k, case.block_index, loop_order="kv_outer", **case.sizes())
     assert text.startswith("kv_outer")
-    plan = tilesieve.plan(case.q, case.k, case.block_index, **case.sizes())
-    assert tilesieve.Problem.parse(plan.problem).kv_lens == tuple(case.kv_lens)
+    plan = tilesieve.plan(case.q, case.k, case.block_index, loop_order="kv-outer", **case.sizes())
+    assert plan.explanation == text and plan.loop_order == "kv_outer"
+    assert plan.problem == tilesieve.Problem(case.q_lens, case.kv_lens, num_q_heads=6, num_kv_heads=2, head_dim=32,
+                                             kv_block_size=16, top_k=4)
+    assert repr(plan) == f"<tilesieve.Plan kv_outer: {plan.problem}>"
+
+
+def test_workspace_bytes_are_the_plans() -> None:
+    case = make_case(10)
+    arguments = (case.q, case.k, case.v, case.block_index)
+    plan = tilesieve.plan(case.q, case.k, case.block_index, loop_order="kv_outer", **case.sizes())
+    assert tilesieve.workspace_bytes(*arguments, loop_order="kv_outer", **case.sizes()) == plan.workspace_bytes > 0
+    assert tilesieve.workspace_bytes(*arguments, loop_order="q_outer", **case.sizes()) == 0
+    with pytest.raises(ValueError, match="max_kv_blocks: is for calls on a CUDA device"):
+        tilesieve.workspace_bytes(*arguments, max_kv_blocks=4, **case.sizes())
+
+
+def test_a_plan_keeps_no_array_of_lengths() -> None:
+    case = make_case(11)
+    sizes = case.sizes()
+    want = tilesieve.attend(case.q, case.k, case.v, case.block_index, **sizes)
+    plan = tilesieve.plan(case.q, case.k, case.block_index, **sizes)
+    sizes["cu_seqlens_q"][:] = 0
+    sizes["cu_seqlens_kv"][:] = 0
+    assert plan.run(case.q, case.k, case.v).tobytes() == want.tobytes()
+    with pytest.raises(ValueError, match=r"q: got f32\[48, 6, 32\]"):
+        plan.run(case.q[1:], case.k, case.v)
+    with pytest.raises(ValueError, match="v: got None"):
+        plan.run(case.q, case.k, None)  # type: ignore[call-overload]
+    with pytest.raises(ValueError, match="q: got None"):
+        plan.run(None, case.k, case.v)  # type: ignore[call-overload]
+    with pytest.raises(ValueError, match="block_index: got None"):
+        tilesieve.plan(case.q, case.k, None)  # type: ignore[arg-type]

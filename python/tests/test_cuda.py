@@ -60,10 +60,10 @@ class Call:
             "cu_seqlens_kv": torch.tensor([0, *kv_lens]).cumsum(0).int().cuda()}
 
     def run(self, **options: Any) -> Any:
-        return tilesieve.sparse_prefill(self.q, self.k, self.v, self.ids, **(self.lengths | options))
+        return tilesieve.attend(self.q, self.k, self.v, self.ids, **(self.lengths | options))
 
     def workspace_bytes(self) -> int:
-        return tilesieve.sparse_prefill_workspace(self.q, self.k, self.v, self.ids, **self.lengths)
+        return tilesieve.workspace_bytes(self.q, self.k, self.v, self.ids, **self.lengths)
 
     def want(self) -> tuple[Any, Any]:
         """o and lse in f64, by PyTorch's arithmetic over a mask."""
@@ -99,7 +99,6 @@ def test_matches_torch(dtype: Any, tolerance: float, lse_tolerance: float, group
     o, lse = call.run(return_lse=True)
     assert o.dtype == torch.bfloat16 and o.is_cuda and lse.dtype == torch.float32
     assert_close((o, lse), call.want(), tolerance, lse_tolerance)
-    assert torch.equal(tilesieve.attend(call.q, call.k, call.v, call.ids, **call.lengths), o)
     assert torch.equal(call.run(loop_order="kv_outer"), o)
 
 
@@ -147,6 +146,23 @@ def test_works_on_the_current_stream() -> None:
     assert torch.equal(got, want)
 
 
+class PtrStream:
+    """A stream as CuPy has it."""
+
+    def __init__(self, handle: int) -> None:
+        self.ptr = handle
+
+
+class ProtocolStream:
+    """A stream of CUDA's own protocol."""
+
+    def __init__(self, handle: int) -> None:
+        self._handle = handle
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        return 0, self._handle
+
+
 def test_works_on_a_given_stream_after_the_current_one() -> None:
     call = Call()
     want = call.run()
@@ -161,9 +177,16 @@ def test_works_on_a_given_stream_after_the_current_one() -> None:
     call.run(out=out, workspace=workspace, stream=side.cuda_stream)
     side.synchronize()
     assert torch.equal(out, want)
-    with pytest.raises(TypeError, match="stream: got Stream"):
-        call.run(out=out, workspace=workspace, stream=side)
-    for missing in ({"out": None}, {"workspace": None}, {"return_lse": True}):
+    for given in (side, torch.cuda.ExternalStream(side.cuda_stream), PtrStream(side.cuda_stream),
+                  ProtocolStream(side.cuda_stream)):
+        out.zero_()
+        call.run(out=out, workspace=workspace, stream=given)
+        side.synchronize()
+        assert torch.equal(out, want)
+    with pytest.raises(TypeError, match="stream: got str"):
+        call.run(out=out, workspace=workspace, stream="side")
+    for missing in ({"out": None}, {"workspace": None}, {"return_lse": True}, {"cu_seqlens_q": None},
+                    {"cu_seqlens_kv": None}):
         with pytest.raises(ValueError, match="needed with a stream"):
             call.run(**({"out": out, "workspace": workspace, "stream": side.cuda_stream} | missing))
 
@@ -221,7 +244,11 @@ def test_calls_leak_nothing() -> None:
     ({"isa": "amx"}, "isa: is for calls on the CPU"),
     ({"progress": True}, "progress: is for calls on the CPU"),
     ({"kv_block_size": 32}, "kv_block_size: got 32"),
-    ({"cu_seqlens_q": None}, "cu_seqlens_q: got nothing"),
+    ({"cu_seqlens_kv": None}, "cu_seqlens_kv: got None"),
+    ({"num_threads": 0}, "num_threads: is for calls on the CPU"),
+    ({"max_kv_blocks": 0}, "max_kv_blocks: got 0, expected 1 or more, or None"),
+    ({"softmax_scale": 0}, "softmax_scale: got 0"),
+    ({"out": torch.empty(1)}, "out: lies on the CPU, expected cuda:0"),
     ({"cu_seqlens_q": torch.zeros(4, dtype=torch.int32)}, "cu_seqlens_q: lies on the CPU, expected cuda:0"),
 ])
 def test_refuses_by_name(change: dict[str, Any], words: str) -> None:
@@ -229,12 +256,38 @@ def test_refuses_by_name(change: dict[str, Any], words: str) -> None:
         Call().run(**change)
 
 
+def test_without_lengths_there_is_one_sequence() -> None:
+    call = Call(q_lens=(200,), kv_lens=(1500,))
+    want = call.run()
+    for left_out in (("cu_seqlens_q",), ("cu_seqlens_kv",), ("cu_seqlens_q", "cu_seqlens_kv")):
+        assert torch.equal(call.run(**dict.fromkeys(left_out)), want)
+    assert tilesieve.workspace_bytes(call.q, call.k, call.v, call.ids) == call.workspace_bytes()
+
+
+def test_what_is_written_may_not_overlap_what_is_read() -> None:
+    call = Call()
+    out = torch.empty_like(call.q)
+    workspace = torch.empty(call.workspace_bytes(), dtype=torch.uint8, device="cuda")
+    for options, words in (({"out": call.q}, "out: overlaps q"), ({"out": out, "workspace": out}, "workspace: overlaps out"),
+                           ({"lse": workspace[: call.q.shape[0] * call.q.shape[1] * 4].view(torch.float32).view(
+                               call.q.shape[:2]), "workspace": workspace}, "workspace: overlaps lse")):
+        with pytest.raises(ValueError, match=words):
+            call.run(**options)
+
+
+def test_scales_may_have_no_dimension() -> None:
+    call = Call(torch.float8_e4m3fn)
+    half = torch.tensor([0.5], device="cuda")
+    assert torch.equal(call.run(v_scale=half[0]), call.run(v_scale=half))
+
+
 def test_refuses_what_is_not_on_the_gpu_yet() -> None:
     call = Call()
     with pytest.raises(ValueError, match="block_index: got None"):
         tilesieve.attend(call.q, call.k, call.v, **call.lengths)
-    with pytest.raises(ValueError, match="q: lies on a CUDA device; routing"):
-        tilesieve.route(call.q, call.k, router="qk-max")
+    for sparse in (lambda: tilesieve.route(call.q, call.k), lambda: tilesieve.sparse_prefill(call.q, call.k, call.v)):
+        with pytest.raises(ValueError, match="q: lies on a CUDA device; routing"):
+            sparse()
     with pytest.raises(ValueError, match="workspace: got|need"):
         call.run(workspace=torch.empty(256, dtype=torch.uint8, device="cuda"))
 

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 
 import ml_dtypes
@@ -36,6 +38,18 @@ def test_npy_is_numpys(tmp_path: Path) -> None:
     np.testing.assert_array_equal(tilesieve.read_tensors(tmp_path / "b.npy")["b"], tensor)
 
 
+def test_paths_may_be_bytes(tmp_path: Path) -> None:
+    path = bytes(tmp_path) + b"/\xff.npy"  # no UTF-8
+    tilesieve.write_npy(path, np.arange(3))
+    assert tilesieve.read_tensors(path)["\udcff"].sum() == 3
+    with pytest.raises(FileNotFoundError) as caught:
+        tilesieve.read_tensors(path + b"x")
+    assert os.fsencode(caught.value.filename) == path + b"x"
+    Path(os.fsdecode(path)).write_bytes(b"nonsense")
+    with pytest.raises(tilesieve.Error, match=r"\\xff"):
+        tilesieve.read_tensors(path)
+
+
 def test_arrays_keep_the_file_mapped(tmp_path: Path) -> None:
     tilesieve.write_safetensors(tmp_path / "x.safetensors", {"a": np.arange(1000)})
     array = tilesieve.read_tensors(tmp_path / "x.safetensors")["a"]
@@ -44,15 +58,30 @@ def test_arrays_keep_the_file_mapped(tmp_path: Path) -> None:
 
 
 def test_refuses_what_it_cannot(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"no_file\.safetensors"):
+    with pytest.raises(FileNotFoundError, match="cannot open: No such file") as caught:
         tilesieve.read_tensors(tmp_path / "no_file.safetensors")
+    assert caught.value.errno == errno.ENOENT and caught.value.filename == str(tmp_path / "no_file.safetensors")
+    with pytest.raises(IsADirectoryError):
+        tilesieve.read_tensors(tmp_path)
+    with pytest.raises(FileNotFoundError):
+        tilesieve.write_npy(tmp_path / "no_folder" / "x.npy", np.zeros(3))
+    with pytest.raises(TypeError, match="path: got int"):
+        tilesieve.read_tensors(3)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="path: got .*null byte"):
+        tilesieve.read_tensors("a\0b")
     (tmp_path / "bad.safetensors").write_bytes(b"nonsense")
     with pytest.raises(ValueError, match=r"bad\.safetensors"):
         tilesieve.read_tensors(tmp_path / "bad.safetensors")
     with pytest.raises(ValueError, match="bf16"):
         tilesieve.write_npy(tmp_path / "x.npy", np.zeros(3, ml_dtypes.bfloat16))
-    with pytest.raises(TypeError, match="a: got int"):
-        tilesieve.write_safetensors(tmp_path / "x.safetensors", {"a": 1})  # type: ignore[dict-item]
+    for tensors, words in (({"a": 1}, "a: got int"), ({1: np.zeros(3)}, "tensors: got a name of type int"),
+                           ([1], "tensors: got list")):
+        with pytest.raises(TypeError, match=words):
+            tilesieve.write_safetensors(tmp_path / "x.safetensors", tensors)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="metadata: got 'a': 1"):
+        tilesieve.write_safetensors(tmp_path / "x.safetensors", {}, {"a": 1})  # type: ignore[dict-item]
+    with pytest.raises(ValueError, match="tensor: got None"):
+        tilesieve.write_npy(tmp_path / "x.npy", None)  # type: ignore[arg-type]
     tilesieve.write_safetensors(tmp_path / "x.safetensors", {"a": np.zeros(3)})
     with pytest.raises(KeyError, match="has no tensor 'q'; it has a"):
         tilesieve.read_tensors(tmp_path / "x.safetensors")["q"]

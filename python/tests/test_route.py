@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 from attention_reference import visible_keys
@@ -13,7 +14,7 @@ from hypothesis import given, settings
 
 import tilesieve
 
-ROUTERS = ("index", "qk-max", "mean-pool", "oracle", "random")
+ROUTERS = ("index", "qk_max", "mean_pool", "oracle", "random")
 
 
 def index_tensors(case: Case) -> dict[str, Any]:
@@ -26,7 +27,8 @@ def index_tensors(case: Case) -> dict[str, Any]:
 @given(cases())
 def test_every_router_picks_what_is_visible_ascending(case: Case) -> None:
     for router in ROUTERS:
-        ids = tilesieve.route(case.q, case.k, router=router, top_k=3, **index_tensors(case), **case.sizes())
+        tensors = index_tensors(case) if router == "index" else {}
+        ids = tilesieve.route(case.q, case.k, router=router, top_k=3, **tensors, **case.sizes())
         assert ids.shape == (case.k.shape[1], case.q.shape[0], 3) and ids.dtype == np.int32
         token = 0
         for q_len, kv_len in zip(case.q_lens, case.kv_lens, strict=True):
@@ -64,7 +66,7 @@ def test_mass_is_the_share_of_the_true_softmax() -> None:
     case = make_case(2, q_lens=(33,), kv_lens=(70,))
     truth = true_masses(case)
     routes = [tilesieve.route(case.q, case.k, router=router, top_k=2, **case.sizes())
-              for router in ("oracle", "random", "qk-max")]
+              for router in ("oracle", "random", "qk_max")]
     masses = tilesieve.mass(case.q, case.k, routes, **case.sizes())
     for ids, mass in zip(routes, masses, strict=True):
         kept = np.take_along_axis(truth, np.maximum(ids, 0), 2) * (ids >= 0)
@@ -83,6 +85,53 @@ def test_the_index_branch_needs_neither_q_nor_k() -> None:
     np.testing.assert_array_equal(alone, tilesieve.route(case.q, case.k, top_k=3, **tensors, **case.sizes()))
 
 
+def test_the_router_is_the_models_own_where_it_has_one() -> None:
+    case = make_case(3, q_lens=(33,), kv_lens=(70,))
+    tensors, sizes = index_tensors(case), case.sizes()
+    for given, router in ((tensors, "index"), ({}, "qk_max"), ({}, "qk-max")):
+        want = tilesieve.route(case.q, case.k, router=router, top_k=3, **given, **sizes)  # type: ignore[arg-type]
+        np.testing.assert_array_equal(tilesieve.route(case.q, case.k, top_k=3, **given, **sizes), want)
+        o = tilesieve.sparse_prefill(case.q, case.k, case.v, top_k=3, **given, **sizes)
+        assert o.tobytes() == tilesieve.attend(case.q, case.k, case.v, want, **sizes).tobytes()
+
+
+@pytest.mark.parametrize(("change", "exception", "words"), [
+    ({"q": None}, ValueError, "q: got None"),
+    ({"q": None, "k": None}, ValueError, "q: got None"),
+    ({"k": None}, ValueError, "k: got None"),
+    ({"router": "best"}, ValueError, "router: got 'best', expected index, qk_max"),
+    ({"router": 3}, TypeError, "router: got int, expected str"),
+    ({"router": "\udcff"}, TypeError, "router: got str, expected str of whole characters"),
+    ({"router": "index"}, ValueError, "index_q: got None"),
+    ({"index_q": np.zeros((49, 2, 16), np.float32)}, ValueError, "index_k: got None"),
+    ({"index_k": np.zeros((145, 16), np.float32)}, ValueError, "index_q: got None"),
+    ({"router": "oracle", "index_k": np.zeros((145, 16), np.float32)}, ValueError,
+     "index_k: got an array, which the router 'oracle' does not read"),
+    ({"top_k": 0}, ValueError, "top_k: got 0"),
+    ({"top_k": 1.5}, TypeError, "top_k: got float"),
+    ({"seed": -1}, ValueError, "seed: got -1"),
+    ({"local_blocks": "1"}, TypeError, "local_blocks: got str"),
+    ({"init_blocks": -1}, ValueError, "init_blocks: got -1"),
+])
+def test_route_refuses_by_name(change: dict[str, Any], exception: type[Exception], words: str) -> None:
+    case = make_case(4)
+    arguments = {"q": case.q, "k": case.k, **case.sizes()}
+    tilesieve.route(**arguments)
+    with pytest.raises(exception, match="^" + words):
+        tilesieve.route(**(arguments | change))
+
+
+def test_mass_refuses_by_name() -> None:
+    case = make_case(4)
+    ids, sizes = case.block_index, case.sizes()
+    for given, words in ((None, "block_index: got None"), ([ids, None], r"block_index\[1\]: got None")):
+        with pytest.raises(ValueError, match=words):
+            tilesieve.mass(case.q, case.k, given, **sizes)  # type: ignore[call-overload]
+    with pytest.raises(TypeError, match="sample_every: got float"):
+        tilesieve.mass(case.q, case.k, ids, sample_every=1.5, **sizes)  # type: ignore[call-overload]
+    assert tilesieve.mass(case.q, case.k, [], **sizes) == []
+
+
 def test_the_seed_decides_a_random_route() -> None:
     case = make_case(4, q_lens=(64,), kv_lens=(300,))
     first, same, other = (tilesieve.route(case.q, case.k, router="random", top_k=3, seed=seed, **case.sizes())
@@ -93,3 +142,9 @@ def test_the_seed_decides_a_random_route() -> None:
 def test_compare_measures_distance() -> None:
     want = np.array([3.0, 4.0], np.float32)
     assert tilesieve.compare(want * np.float32(1.1), want).rel_l2 == pytest.approx(0.1, rel=1e-5)
+    for dtype in (np.float16, ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn):
+        assert tilesieve.compare((want + 1).astype(dtype), want).max_abs == 1
+    for got, words in ((want.astype(np.float64), "got: f64"), (want[:1], r"want: got f32\[2\], expected f32\[1\]"),
+                       (None, "got: got None")):
+        with pytest.raises(ValueError, match="^" + words):
+            tilesieve.compare(got, want)  # type: ignore[arg-type]

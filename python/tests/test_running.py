@@ -26,7 +26,7 @@ def test_ten_thousand_calls_leak_nothing() -> None:
     read_only.flags.writeable = False
 
     def call() -> None:
-        ids = tilesieve.route(case.q, case.k, router="qk-max", top_k=3, num_threads=1, **case.sizes())
+        ids = tilesieve.route(case.q, case.k, router="qk_max", top_k=3, num_threads=1, **case.sizes())
         tilesieve.attend(case.q, case.k, case.v, ids, num_threads=1, **case.sizes())
         with pytest.raises(ValueError, match="out: is read-only"):
             tilesieve.attend(case.q, case.k, case.v, ids, out=read_only, **case.sizes())
@@ -84,7 +84,7 @@ def test_other_threads_run_meanwhile() -> None:
 def test_a_bar_counts_to_its_total(capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("tqdm", reason="tqdm is not installed")
     case = make_case(4, q_lens=(3000,), kv_lens=(3000,))
-    ids = tilesieve.route(case.q, case.k, router="qk-max", progress=True, **case.sizes())
+    ids = tilesieve.route(case.q, case.k, router="qk_max", progress=True, **case.sizes())
     assert "route: 100%" in capsys.readouterr().err
     tilesieve.mass(case.q, case.k, ids, progress=True, **case.sizes())
     assert "mass: 100%" in capsys.readouterr().err
@@ -102,7 +102,7 @@ def test_importing_loads_no_framework() -> None:
 
 def test_results_outlive_their_making() -> None:
     case = make_case(5)
-    ids = tilesieve.route(case.q, case.k, router="qk-max", top_k=3, **case.sizes())
+    ids = tilesieve.route(case.q, case.k, router="qk_max", top_k=3, **case.sizes())
     copy = ids.copy()
     for _ in range(50):
         tilesieve.route(case.k.repeat(3, axis=1)[: len(case.q)], case.k, router="random", **case.sizes())

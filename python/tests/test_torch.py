@@ -37,7 +37,7 @@ def mask_of(block_index: Any, total_kv: int, kv_block_size: int, num_q_heads: in
                                                   (torch.float8_e4m3fn, 2e-2)])
 def test_matches_torchs_attention(dtype: Any, tolerance: float) -> None:
     q, k, v = tensors(dtype, 70, 200)
-    block_index = tilesieve.route(q, k, router="qk-max", top_k=3, kv_block_size=16)
+    block_index = tilesieve.route(q, k, router="qk_max", top_k=3, kv_block_size=16)
     assert isinstance(block_index, torch.Tensor) and block_index.dtype == torch.int32
     o, lse = tilesieve.attend(q, k, v, block_index, kv_block_size=16, return_lse=True)
     assert o.dtype == (torch.bfloat16 if dtype == torch.float8_e4m3fn else dtype) and lse.dtype == torch.float32

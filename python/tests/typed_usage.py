@@ -13,15 +13,47 @@ import tilesieve
 Floats = npt.NDArray[np.float32]
 
 
+class Tensor:
+    """An array of another library."""
+
+    @property
+    def shape(self) -> Any: ...
+
+    @property
+    def dtype(self) -> Any: ...
+
+    def __dlpack__(self, *args: Any, **kwargs: Any) -> Any: ...
+
+    def __dlpack_device__(self) -> Any: ...
+
+
 def attending(q: Floats, k: Floats, v: Floats, ids: npt.NDArray[np.int32]) -> None:
     assert_type(tilesieve.attend(q, k, v), Floats)
     assert_type(tilesieve.attend(q, k, v, ids, return_lse=True, kv_block_size=64), tuple[Floats, Floats])
-    assert_type(tilesieve.sparse_prefill(q, k, v, router="qk-max", top_k=8), Floats)
+    assert_type(tilesieve.sparse_prefill(q, k, v, router="qk_max", top_k=8), Floats)
     assert_type(tilesieve.plan(q, k, ids).run(q, k, v, return_lse=True), tuple[Floats, Floats])
-    tilesieve.attend(q, k, v, router="qk-max")  # type: ignore[call-overload]
+    assert_type(tilesieve.plan(q, k, ids).problem, tilesieve.Problem)
+    assert_type(tilesieve.workspace_bytes(q, k, v, ids), int)
+    tilesieve.attend(q, k, v, kv_block_size=None, num_threads=None, k_scale=0.5, cu_seqlens_q=range(0, 9, 4))
+    tilesieve.attend(q, k, v, router="qk_max")  # type: ignore[call-overload]
     tilesieve.attend(q, k, v, loop_order="inside")  # type: ignore[call-overload]
     tilesieve.attend(q, k, v, ids, 64)  # type: ignore[call-overload]
     tilesieve.attend("q", k, v)  # type: ignore[call-overload]
+
+
+def undecided(q: Floats, k: Floats, v: Floats, return_lse: bool) -> None:
+    assert_type(tilesieve.attend(q, k, v, return_lse=return_lse), Floats | tuple[Floats, Floats])
+    assert_type(tilesieve.sparse_prefill(q, k, v, return_lse=return_lse), Floats | tuple[Floats, Floats])
+    assert_type(tilesieve.plan(q, k, v).run(q, k, v, return_lse=return_lse), Floats | tuple[Floats, Floats])
+
+
+def routing(q: Floats, k: Floats, tensor: Tensor, router: tilesieve.Router, isa: tilesieve.Isa) -> None:
+    assert_type(tilesieve.route(q, k, router=router, isa=isa), npt.NDArray[np.int32])
+    assert_type(tilesieve.route_scores(q, k, router="oracle"), npt.NDArray[np.float32])
+    assert_type(tilesieve.route(tensor, tensor), Tensor)
+    tilesieve.route(index_q=q, index_k=k)
+    tilesieve.route(q, k, router="qk-max")  # type: ignore[call-overload]
+    tilesieve.route_scores(q, k, top_k=3)  # type: ignore[call-overload]
 
 
 def measuring(q: Floats, k: Floats, ids: npt.NDArray[np.int32]) -> None:

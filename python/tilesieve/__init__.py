@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Block-sparse attention for CPUs and Hopper GPUs: which blocks of keys matter, and attention over them.
 
-    block_index = tilesieve.route(q, k, router="qk-max", top_k=16)      # which blocks
+    block_index = tilesieve.route(q, k, router="qk_max", top_k=16)      # which blocks
     o = tilesieve.attend(q, k, v, block_index)                          # attention over them
     kept = tilesieve.mass(q, k, block_index)                            # what that has lost
 
@@ -11,14 +11,14 @@ means the same in every call.
 """
 
 from ._arrays import Array
-from ._attend import Plan, attend, explain, plan
+from ._attend import Plan, attend, explain, plan, workspace_bytes
 from ._combine import combine
 from ._core import VERSION as __version__
 from ._core import Error
 from ._files import TensorFile, read_tensors, write_npy, write_safetensors
 from ._mass import Difference, Mass, compare, mass
-from ._prefill import sparse_prefill_workspace
-from ._problem import Kernel, Problem, available_isas, kernels
+from ._options import Isa, LoopOrder, Router
+from ._problem import DType, Kernel, Problem, available_isas, kernels
 from ._roofline import (
     Roofline,
     RooflineCrossover,
@@ -32,9 +32,12 @@ from ._route import route, route_scores, sparse_prefill
 
 __all__ = [
     "Array",
+    "DType",
     "Difference",
     "Error",
+    "Isa",
     "Kernel",
+    "LoopOrder",
     "Mass",
     "Plan",
     "Problem",
@@ -43,6 +46,7 @@ __all__ = [
     "RooflineDevice",
     "RooflineRow",
     "RooflineSizes",
+    "Router",
     "TensorFile",
     "__version__",
     "attend",
@@ -59,7 +63,12 @@ __all__ = [
     "route",
     "route_scores",
     "sparse_prefill",
-    "sparse_prefill_workspace",
+    "workspace_bytes",
     "write_npy",
     "write_safetensors",
 ]
+
+for _name in __all__:  # where users find them, which is what tracebacks, pickles and help() are to say
+    if getattr(globals()[_name], "__module__", "").startswith("tilesieve."):
+        globals()[_name].__module__ = "tilesieve"
+del _name

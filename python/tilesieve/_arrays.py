@@ -70,6 +70,28 @@ def new_array(q: Any, shape: tuple[int, ...], dtype: str, argument: str) -> Any:
     return np.empty(shape, bfloat16() if dtype == "bfloat16" else dtype)
 
 
+def whole_sequence(q: Any, tokens: Any, argument: str) -> Any:
+    """i32 [0, len(tokens)] where q lies, on a CUDA device: written there, so that nothing waits and graphs can have it.
+
+    `argument` is what would have to be given where q's library is not one of those that it is made by.
+    """
+    shape: Any = getattr(tokens, "shape", ())
+    library = library_of(q)
+    if len(shape) == 0:
+        return None  # no array: whoever borrows it will say more
+    count = int(shape[0])
+    if library == "torch":
+        import torch
+
+        return torch.arange(2, dtype=torch.int32, device=q.device).mul_(count)
+    if library == "cupy":
+        import cupy
+
+        with q.device:
+            return cupy.arange(2, dtype="int32") * count
+    raise _core.Error(f"{argument}: got None, needed where q is a CUDA array of {library}")
+
+
 def new_out(q: Any) -> Any:
     """An array for outputs: of q's type, bf16 where q is fp8."""
     if type(q) is np.ndarray and q.dtype.itemsize > 1:  # nothing else, for the sake of the smallest calls

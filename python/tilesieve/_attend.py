@@ -9,9 +9,17 @@ import numpy as np
 
 from . import _core
 from ._arrays import A, Array, on_cuda, outputs
-from ._options import Attending, Isa, Lengths, LoopOrder, Running
-from ._prefill import attend_on_cuda
+from ._options import Attending, Isa, Lengths, LoopOrder, Running, Scale
+from ._prefill import attend_on_cuda, workspace_bytes_on_cuda
+from ._problem import Problem
 from ._progress import progress_bar
+
+
+def refuse_cuda_arguments(max_kv_blocks: int | None, stream: Any) -> None:
+    """Raises an Error where a call on the CPU is given what is for a CUDA device."""
+    for name, got in (("stream", stream), ("max_kv_blocks", max_kv_blocks)):
+        if got is not None:
+            raise _core.Error(f"{name}: is for calls on a CUDA device, and q lies on the CPU")
 
 
 @overload
@@ -20,6 +28,9 @@ def attend(q: A, k: Array, v: Array, block_index: Array | None = None, *, return
 @overload
 def attend(q: A, k: Array, v: Array, block_index: Array | None = None, *, return_lse: Literal[True],
            **options: Unpack[Attending]) -> tuple[A, A]: ...
+@overload
+def attend(q: A, k: Array, v: Array, block_index: Array | None = None, *, return_lse: bool,
+           **options: Unpack[Attending]) -> A | tuple[A, A]: ...
 def attend(
     q: Any,
     k: Array,
@@ -28,66 +39,78 @@ def attend(
     *,
     causal: bool = True,
     softmax_scale: float | None = None,
-    kv_block_size: int = 128,
+    kv_block_size: int | None = None,
     cu_seqlens_q: Lengths | None = None,
     cu_seqlens_kv: Lengths | None = None,
     kv_lens: Lengths | None = None,
     block_table: Array | None = None,
-    q_scale: Array | None = None,
-    k_scale: Array | None = None,
-    v_scale: Array | None = None,
+    q_scale: Scale | None = None,
+    k_scale: Scale | None = None,
+    v_scale: Scale | None = None,
     out: Any = None,
     lse: Any = None,
     return_lse: bool = False,
     loop_order: LoopOrder = "auto",
     workspace: Array | None = None,
     workspace_limit: int | None = None,
-    num_threads: int = 0,
+    num_threads: int | None = None,
     isa: Isa = "best",
-    max_kv_blocks: int = 0,
-    stream: int | None = None,
+    max_kv_blocks: int | None = None,
+    stream: Any = None,
     progress: bool = False,
 ) -> Any:
     """Attention over chosen blocks of keys, or over all of them: softmax(softmax_scale · q kᵀ) v.
 
-    On the CPU, or on a Hopper GPU where q lies there (over chosen blocks, in bf16 and fp8).
+    On the CPU, or on a Hopper GPU where q lies there: over chosen blocks, in bf16 and fp8, in four stages. What a GPU
+    takes is marked CUDA below; besides, there the group num_q_heads // num_kv_heads is 1, 2, 4, 8 or 16, all arrays lie
+    on q's device, and strides of q, k, v and out are multiples of 16 bytes.
 
     Args:
-        q: queries [total_q, num_q_heads, head_dim] in f32, bf16, f16 or e4m3. All sequences of a batch lie one after
-            the other. head_dim is a multiple of 8 up to 256 (CUDA: 64 or 128).
+        q: queries [total_q, num_q_heads, head_dim] in f32, bf16, f16 or e4m3 (CUDA: bf16, e4m3). All sequences of a
+            batch lie one after the other. head_dim is a multiple of 8 up to 256 (CUDA: 64 or 128).
         k: keys [total_kv, num_kv_heads, head_dim], or pages of one block each [num_pages, kv_block_size, num_kv_heads,
             head_dim] with a block_table. num_kv_heads divides num_q_heads: query head h reads KV head
-            h // (num_q_heads // num_kv_heads).
+            h // (num_q_heads // num_kv_heads). CUDA: bf16 or e4m3; bf16 queries of e4m3 keys are quantised in the call,
+            with a scale for each token and head.
         v: values, as k, with strides of their own.
         block_index: i32 [num_kv_heads, total_q, capacity], the ids of key blocks that each token's query heads attend
             to, counted inside the token's own sequence. In any order; -1, ids out of range and blocks in the future
-            contribute nothing, a duplicate counts once. None = every visible key (on the CPU).
+            contribute nothing, a duplicate counts once. None = every visible key (on the CPU). CUDA: a capacity of 32
+            at the most. Ids count blocks of kv_block_size keys: an index made for blocks of 64 and read in blocks of
+            128 is of a right shape, and silently of the wrong keys.
         causal: query i of a sequence sees the keys up to position kv_len - q_len + i; else all of its sequence.
-        softmax_scale: factor of q kᵀ; None or 0 = 1 / sqrt(head_dim).
-        kv_block_size: keys of one block: a multiple of 8 up to 1,024 (CUDA: 64 or 128).
-        cu_seqlens_q: [num_sequences + 1] where the sequences begin among the queries, and the end of the last. On the
-            CPU i32, i64 or a list, None = one sequence; on CUDA i32 in device memory, always.
+        softmax_scale: factor of q kᵀ, above 0; None = 1 / sqrt(head_dim).
+        kv_block_size: keys of one block, a multiple of 8 up to 1,024 (CUDA: 64 or 128); None = those of a page where
+            there is a block_table, else 128.
+        cu_seqlens_q: [num_sequences + 1] where the sequences begin among the queries, and the end of the last: i32, i64
+            or a sequence of whole numbers (CUDA: i32 in device memory; tokens behind the end are padding, 0 in o and
+            -inf in lse). None = one sequence.
         cu_seqlens_kv: likewise among packed keys.
         kv_lens: [num_sequences] keys of each sequence, with a block_table.
-        block_table: i32 [num_sequences, blocks of the longest sequence or more], the page of each block.
-        q_scale: f32 [1] or [num_kv_heads], what stored numbers of q are to be multiplied by.
+        block_table: i32 [num_sequences, blocks of the longest sequence or more], the page of each block. A page that
+            does not exist is an error; CUDA: reads as zeros.
+        q_scale: what stored numbers of q are to be multiplied by: f32 [1], [num_kv_heads] or of no dimension, or a
+            float (CUDA: an array).
         k_scale: likewise of k.
         v_scale: likewise of v.
         out: array to write to, [total_q, num_q_heads, head_dim] in f32, bf16 or f16 (CUDA: bf16, f16); None = a new one
-            of q's type (bf16 where q is e4m3) and library (NumPy's where that is neither PyTorch nor CuPy).
+            of q's type (bf16 where q is e4m3) and library (NumPy's where that is neither PyTorch nor CuPy). What is
+            written to, lse and workspace too, shares no memory with what is read, nor with one another.
         lse: array to write to, f32 [total_q, num_q_heads]; None = a new one where it is returned.
         return_lse: whether to return lse beside o.
         loop_order: "auto"; "q_outer" owns queries and streams blocks, "kv_outer" owns blocks and streams the queries
             that chose them (CUDA: this alone). The choice does not change a bit of the result.
-        workspace: memory for partial results, of any type, 64-byte aligned (CUDA: 256), of at least
-            `Plan.workspace_bytes` (CUDA: `sparse_prefill_workspace`) bytes; None = allocated for the call (CUDA: by q's
-            library).
+        workspace: memory for partial results, of any type, 64-byte aligned (CUDA: 256), of `workspace_bytes` bytes or
+            more; None = allocated for the call (CUDA: by q's library).
         workspace_limit: most bytes of partial results that lie in memory at a time; None = 288 MiB (CUDA: 1,280 MiB).
-        num_threads: on the CPU; 0 = as many as OpenMP would use.
+        num_threads: on the CPU; None = as many as OpenMP would use.
         isa: instruction set on the CPU; "best" = the best that has a kernel for the call.
-        max_kv_blocks: on CUDA, a bound of the key blocks of all sequences together; 0 = what the shapes allow.
-        stream: on CUDA, the handle of the stream to work on, with out and workspace given, and lse if it is wanted;
-            None = the current stream of q's library.
+        max_kv_blocks: on CUDA, a bound of the key blocks of all sequences together, which saves time and workspace
+            where a block_table is wide; None = what the shapes allow. Where lengths go beyond it, tokens that picked a
+            block past it get NaN.
+        stream: on CUDA, the stream to work on, with out and workspace given, lse if it is wanted, and the lengths: a
+            handle (0 = the legacy default stream), or an object with __cuda_stream__, .cuda_stream (PyTorch) or .ptr
+            (CuPy); None = the current stream of q's library.
         progress: whether to show a tqdm bar (on the CPU).
 
     Returns:
@@ -96,8 +119,8 @@ def attend(
         the call returns before the work is done, like any kernel launch, and can be captured in a graph.
 
     Raises:
-        ValueError: an argument that does not fit, by name, with what was got and what exists.
-        TypeError: an argument that is no array.
+        ValueError: an argument that does not fit, by name, with what was got and what exists (`tilesieve.Error`).
+        TypeError: an argument of another type, by name.
     """
     if type(q) is not np.ndarray and on_cuda(q):  # asked first for the sake of the smallest calls
         return attend_on_cuda(
@@ -106,11 +129,10 @@ def attend(
             q_scale=q_scale, k_scale=k_scale, v_scale=v_scale, out=out, lse=lse, return_lse=return_lse,
             loop_order=loop_order, workspace=workspace, workspace_limit=workspace_limit, num_threads=num_threads,
             isa=isa, max_kv_blocks=max_kv_blocks, stream=stream, progress=progress)
-    if max_kv_blocks or stream is not None:
-        name = "stream" if stream is not None else "max_kv_blocks"
-        raise _core.Error(f"{name}: is for calls on a CUDA device, and q lies on the CPU")
+    if max_kv_blocks is not None or stream is not None:  # likewise
+        refuse_cuda_arguments(max_kv_blocks, stream)
     call = _core.Call(q, k, v, None, None, block_table, q_scale, k_scale, v_scale, cu_seqlens_q, cu_seqlens_kv, kv_lens,
-                      kv_block_size, 1, causal, softmax_scale or 0.0)
+                      kv_block_size, 1, causal, softmax_scale)
     out, lse = outputs(q, out, lse, return_lse)
     if not progress:  # without the bar, for the sake of the smallest calls
         call.attend(block_index, out, lse, workspace, loop_order, workspace_limit, num_threads, isa, None)
@@ -126,26 +148,28 @@ class Plan:
     A plan holds no array. It runs any q, k and v of the shapes and types that it was made for.
     """
 
-    def __init__(self, core: _core.Plan, sizes: tuple[Any, ...], num_threads: int, isa: Isa) -> None:
+    def __init__(self, core: _core.Plan, num_threads: int | None, isa: Isa) -> None:
         self._core = core
-        self._sizes = sizes
         self._num_threads = num_threads
         self._isa: Isa = isa
 
-    @property
-    def problem(self) -> str:
-        """The sizes that it was made for, as the line that `Problem.parse` reads."""
-        return self._core.line
+    def __repr__(self) -> str:
+        return f"<tilesieve.Plan {self.loop_order}: {self._core.line}>"
 
     @property
-    def loop_order(self) -> str:
+    def problem(self) -> Problem:
+        """The sizes that it was made for; top_k is the capacity of the block index."""
+        return Problem.parse(self._core.line)
+
+    @property
+    def loop_order(self) -> Literal["q_outer", "kv_outer"]:
         """ "q_outer" or "kv_outer"."""
-        return self._core.loop_order
+        return "kv_outer" if self._core.loop_order == "kv_outer" else "q_outer"
 
     @property
-    def explain(self) -> str:
+    def explanation(self) -> str:
         """Why this order of the loops, with the numbers that it rests on."""
-        return self._core.explain
+        return self._core.explanation
 
     @property
     def num_picks(self) -> int:
@@ -162,6 +186,9 @@ class Plan:
     @overload
     def run(self, q: A, k: Array, v: Array, *, return_lse: Literal[True],
             **options: Unpack[Running]) -> tuple[A, A]: ...
+    @overload
+    def run(self, q: A, k: Array, v: Array, *, return_lse: bool,
+            **options: Unpack[Running]) -> A | tuple[A, A]: ...
     def run(
         self,
         q: Any,
@@ -169,9 +196,9 @@ class Plan:
         v: Array,
         *,
         block_table: Array | None = None,
-        q_scale: Array | None = None,
-        k_scale: Array | None = None,
-        v_scale: Array | None = None,
+        q_scale: Scale | None = None,
+        k_scale: Scale | None = None,
+        v_scale: Scale | None = None,
         out: Any = None,
         lse: Any = None,
         return_lse: bool = False,
@@ -181,13 +208,11 @@ class Plan:
         progress: bool = False,
     ) -> Any:
         """Attends as planned. Arguments, result and errors as of `attend`; num_threads and isa None = as planned."""
-        causal, softmax_scale, kv_block_size, cu_seqlens_q, cu_seqlens_kv, kv_lens = self._sizes
-        call = _core.Call(q, k, v, None, None, block_table, q_scale, k_scale, v_scale, cu_seqlens_q, cu_seqlens_kv,
-                          kv_lens, kv_block_size, 1, causal, softmax_scale)
+        call = self._core.call(q, k, v, block_table, q_scale, k_scale, v_scale)
         out, lse = outputs(q, out, lse, return_lse)
         threads = self._num_threads if num_threads is None else num_threads
         with progress_bar(progress, "attend") as counters:
-            self._core.run(call, out, lse, workspace, threads, isa or self._isa, counters)
+            self._core.run(call, out, lse, workspace, threads, self._isa if isa is None else isa, counters)
         return (out, lse) if return_lse else out
 
 
@@ -198,14 +223,14 @@ def plan(
     *,
     causal: bool = True,
     softmax_scale: float | None = None,
-    kv_block_size: int = 128,
+    kv_block_size: int | None = None,
     cu_seqlens_q: Lengths | None = None,
     cu_seqlens_kv: Lengths | None = None,
     kv_lens: Lengths | None = None,
     block_table: Array | None = None,
     loop_order: LoopOrder = "auto",
     workspace_limit: int | None = None,
-    num_threads: int = 0,
+    num_threads: int | None = None,
     isa: Isa = "best",
 ) -> Plan:
     """Plans attention over a block index on the CPU: which loop is the outer one, and who does what.
@@ -213,11 +238,9 @@ def plan(
     Of q and k only shapes and types are read. `attend` plans in each call; a plan is worth keeping where several calls
     share a block index. Arguments and errors as of `attend`.
     """
-    scale = softmax_scale or 0.0
     call = _core.Call(q, k, None, None, None, block_table, None, None, None, cu_seqlens_q, cu_seqlens_kv, kv_lens,
-                      kv_block_size, 1, causal, scale)
-    core = call.plan(block_index, loop_order, workspace_limit, num_threads, isa)
-    return Plan(core, (causal, scale, kv_block_size, cu_seqlens_q, cu_seqlens_kv, kv_lens), num_threads, isa)
+                      kv_block_size, 1, causal, softmax_scale)
+    return Plan(call.plan(block_index, loop_order, workspace_limit, num_threads, isa), num_threads, isa)
 
 
 def explain(
@@ -227,18 +250,58 @@ def explain(
     *,
     causal: bool = True,
     softmax_scale: float | None = None,
-    kv_block_size: int = 128,
+    kv_block_size: int | None = None,
     cu_seqlens_q: Lengths | None = None,
     cu_seqlens_kv: Lengths | None = None,
     kv_lens: Lengths | None = None,
     block_table: Array | None = None,
     loop_order: LoopOrder = "auto",
     workspace_limit: int | None = None,
-    num_threads: int = 0,
+    num_threads: int | None = None,
     isa: Isa = "best",
 ) -> str:
-    """Says in words how `attend` would walk a block index on the CPU, and why: `plan(...).explain`."""
+    """Says in words how `attend` would walk a block index on the CPU, and why: `plan(...).explanation`."""
     return plan(
         q, k, block_index, causal=causal, softmax_scale=softmax_scale, kv_block_size=kv_block_size,
         cu_seqlens_q=cu_seqlens_q, cu_seqlens_kv=cu_seqlens_kv, kv_lens=kv_lens, block_table=block_table,
-        loop_order=loop_order, workspace_limit=workspace_limit, num_threads=num_threads, isa=isa).explain
+        loop_order=loop_order, workspace_limit=workspace_limit, num_threads=num_threads, isa=isa).explanation
+
+
+def workspace_bytes(
+    q: Array,
+    k: Array,
+    v: Array,
+    block_index: Array,
+    *,
+    causal: bool = True,
+    softmax_scale: float | None = None,
+    kv_block_size: int | None = None,
+    cu_seqlens_q: Lengths | None = None,
+    cu_seqlens_kv: Lengths | None = None,
+    kv_lens: Lengths | None = None,
+    block_table: Array | None = None,
+    q_scale: Scale | None = None,
+    k_scale: Scale | None = None,
+    v_scale: Scale | None = None,
+    loop_order: LoopOrder = "auto",
+    workspace_limit: int | None = None,
+    num_threads: int | None = None,
+    isa: Isa = "best",
+    max_kv_blocks: int | None = None,
+) -> int:
+    """Bytes of workspace that `attend` needs with these arguments.
+
+    On the CPU it is that of the plan, and depends on the ids: 0 where the queries are the outer loop. On CUDA only
+    shapes are read, and the answer holds for all data, lengths and ids within them. Arguments and errors as of `attend`.
+    """
+    if on_cuda(q):
+        return workspace_bytes_on_cuda(
+            q, k, v, block_index, causal=causal, softmax_scale=softmax_scale, kv_block_size=kv_block_size,
+            cu_seqlens_q=cu_seqlens_q, cu_seqlens_kv=cu_seqlens_kv, kv_lens=kv_lens, block_table=block_table,
+            q_scale=q_scale, k_scale=k_scale, v_scale=v_scale, loop_order=loop_order, workspace_limit=workspace_limit,
+            num_threads=num_threads, isa=isa, max_kv_blocks=max_kv_blocks)
+    refuse_cuda_arguments(max_kv_blocks, None)
+    return plan(
+        q, k, block_index, causal=causal, softmax_scale=softmax_scale, kv_block_size=kv_block_size,
+        cu_seqlens_q=cu_seqlens_q, cu_seqlens_kv=cu_seqlens_kv, kv_lens=kv_lens, block_table=block_table,
+        loop_order=loop_order, workspace_limit=workspace_limit, num_threads=num_threads, isa=isa).workspace_bytes

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,28 +12,42 @@ from . import _core
 from ._arrays import A, library_of
 
 
-def combine(parts: Sequence[tuple[A, A]]) -> tuple[A, A]:
+def combine(parts: Iterable[tuple[A, A]]) -> tuple[A, A]:
     """Merges results of attention over disjoint sets of keys into the result over all of them.
 
     What `attend(..., return_lse=True)` gave for a prefix and for the rest, say, or for the shares of several devices:
-    lse = log Σ exp(lse_i), o = Σ exp(lse_i - lse) o_i. In f32; o is rounded once, to the type of the first part.
+    lse = log Σ exp(lse_i), o = Σ exp(lse_i - lse) o_i, as softmax is merged in "Online normalizer calculation for
+    softmax" (arXiv 1805.02867) and attention over chunks of keys in "Self-attention Does Not Need O(n²) Memory" (arXiv
+    2112.05682). In f32; o is rounded once, to the type of the first part.
 
     Args:
-        parts: (o [total_q, num_q_heads, head_dim], lse f32 [total_q, num_q_heads]) of each set, of NumPy or PyTorch.
+        parts: pairs (o [total_q, num_q_heads, head_dim], lse [total_q, num_q_heads], its natural logarithm) of each set,
+            of NumPy or PyTorch.
 
     Returns:
         (o, lse); where every part saw nothing, 0 and -inf.
 
     Raises:
         ValueError: no parts, or shapes that differ.
+        TypeError: a part that is no pair of arrays.
     """
-    if not parts:
+    try:
+        pairs = list(parts)
+    except TypeError:
+        raise TypeError(f"parts: got {type(parts).__name__}, expected pairs of o and lse") from None
+    if not pairs:
         raise _core.Error("parts: got none, expected one or more pairs of o and lse")
-    for i, (o, lse) in enumerate(parts):
-        if o.shape != parts[0][0].shape or lse.shape != o.shape[:2]:
-            raise _core.Error(f"parts[{i}]: got o {list(o.shape)} and lse {list(lse.shape)}, expected o "
-                             f"{list(parts[0][0].shape)} and lse of the same tokens and heads")
-    return _combine_torch(parts) if library_of(parts[0][0]) == "torch" else _combine_numpy(parts)
+    for i, pair in enumerate(pairs):
+        if not isinstance(pair, tuple | list) or len(pair) != 2:
+            raise TypeError(f"parts[{i}]: got {type(pair).__name__}, expected a pair of o and lse")
+        for array in pair:
+            if library_of(array) not in ("numpy", "torch"):
+                raise TypeError(f"parts[{i}]: got {type(array).__name__}, expected arrays of NumPy or PyTorch")
+        o, lse = pair
+        if len(o.shape) != 3 or o.shape != pairs[0][0].shape or lse.shape != o.shape[:2]:
+            raise _core.Error(f"parts[{i}]: got o {list(o.shape)} and lse {list(lse.shape)}, expected o [total_q, "
+                              "num_q_heads, head_dim] and lse of the same tokens and heads, alike in all parts")
+    return _combine_torch(pairs) if library_of(pairs[0][0]) == "torch" else _combine_numpy(pairs)
 
 
 def _combine_numpy(parts: Sequence[tuple[Any, Any]]) -> tuple[Any, Any]:

@@ -3,17 +3,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, overload
+from typing import Any, Unpack, overload
 
 from . import _core
 from ._arrays import Array
-from ._options import Isa, Lengths
+from ._options import Isa, Lengths, Measuring, Scale
 from ._progress import progress_bar
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Mass:
     """What a route keeps of attention: means over (token, KV head), shares from 0 to 1.
 
@@ -25,7 +24,7 @@ class Mass:
         floor: F + (r / M) (1 - F), what a random route of the same size keeps on average.
         ceiling: F + the r largest masses of the M, the most that any route of the same size could keep.
         recall: share of the ceiling's blocks that the route picked too.
-        kept_blocks: picked visible blocks over visible blocks, of all rows.
+        kept_share: picked visible blocks over visible blocks, of all rows.
         mass_per_head: [num_kv_heads].
         floor_per_head: [num_kv_heads].
         ceiling_per_head: [num_kv_heads].
@@ -36,14 +35,14 @@ class Mass:
     floor: float
     ceiling: float
     recall: float
-    kept_blocks: float
+    kept_share: float
     mass_per_head: tuple[float, ...]
     floor_per_head: tuple[float, ...]
     ceiling_per_head: tuple[float, ...]
     num_rows: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Difference:
     """How far one array lies from another, accumulated in f64.
 
@@ -59,17 +58,10 @@ class Difference:
 
 
 @overload
-def mass(q: Array, k: Array, block_index: Array, *, local_blocks: int = 1, init_blocks: int = 0, sample_every: int = 1,
-         causal: bool = True, softmax_scale: float | None = None, kv_block_size: int = 128,
-         cu_seqlens_q: Lengths | None = None, cu_seqlens_kv: Lengths | None = None, kv_lens: Lengths | None = None,
-         block_table: Array | None = None, q_scale: Array | None = None, k_scale: Array | None = None,
-         num_threads: int = 0, isa: Isa = "best", progress: bool = False) -> Mass: ...
+def mass(q: Array, k: Array, block_index: Array, **options: Unpack[Measuring]) -> Mass: ...
 @overload
-def mass(q: Array, k: Array, block_index: Sequence[Array], *, local_blocks: int = 1, init_blocks: int = 0,
-         sample_every: int = 1, causal: bool = True, softmax_scale: float | None = None, kv_block_size: int = 128,
-         cu_seqlens_q: Lengths | None = None, cu_seqlens_kv: Lengths | None = None, kv_lens: Lengths | None = None,
-         block_table: Array | None = None, q_scale: Array | None = None, k_scale: Array | None = None,
-         num_threads: int = 0, isa: Isa = "best", progress: bool = False) -> list[Mass]: ...
+def mass(q: Array, k: Array, block_index: list[Array] | tuple[Array, ...],
+         **options: Unpack[Measuring]) -> list[Mass]: ...
 def mass(
     q: Array,
     k: Array,
@@ -80,14 +72,14 @@ def mass(
     sample_every: int = 1,
     causal: bool = True,
     softmax_scale: float | None = None,
-    kv_block_size: int = 128,
+    kv_block_size: int | None = None,
     cu_seqlens_q: Lengths | None = None,
     cu_seqlens_kv: Lengths | None = None,
     kv_lens: Lengths | None = None,
     block_table: Array | None = None,
-    q_scale: Array | None = None,
-    k_scale: Array | None = None,
-    num_threads: int = 0,
+    q_scale: Scale | None = None,
+    k_scale: Scale | None = None,
+    num_threads: int | None = None,
     isa: Isa = "best",
     progress: bool = False,
 ) -> Any:
@@ -98,7 +90,8 @@ def mass(
     Args:
         q: queries, as of `attend`.
         k: keys, as of `attend`.
-        block_index: i32 [num_kv_heads, total_q, capacity] as of `attend`, or a list of several, measured in one pass.
+        block_index: i32 [num_kv_heads, total_q, capacity] as of `attend`, or a list or tuple of several, measured in
+            one pass.
         local_blocks: as of `route`: which picks count as forced.
         init_blocks: as of `route`: likewise.
         sample_every: n = measure every n-th token of each sequence, the last one included.
@@ -119,19 +112,26 @@ def mass(
         A `Mass`, or a list of them where block_index is a list.
 
     Raises:
-        ValueError: an argument that does not fit, by name, with what was got and what exists.
-        TypeError: an argument that is no array.
+        ValueError: an argument that does not fit, by name, with what was got and what exists (`tilesieve.Error`).
+        TypeError: an argument of another type, by name.
     """
-    several = isinstance(block_index, (list, tuple))
     call = _core.Call(q, k, None, None, None, block_table, q_scale, k_scale, None, cu_seqlens_q, cu_seqlens_kv, kv_lens,
-                      kv_block_size, 1, causal, softmax_scale or 0.0)
+                      kv_block_size, 1, causal, softmax_scale)
     with progress_bar(progress, "mass") as counters:
-        rows = call.mass(list(block_index) if several else [block_index], local_blocks, init_blocks, sample_every,
-                         num_threads, isa, counters)
+        rows = call.mass(block_index, local_blocks, init_blocks, sample_every, num_threads, isa, counters)
     masses = [Mass(**row) for row in rows]
-    return masses if several else masses[0]
+    return masses if isinstance(block_index, (list, tuple)) else masses[0]
 
 
 def compare(got: Array, want: Array) -> Difference:
-    """Compares two f32 arrays of one shape on the CPU, say sparse and dense outputs."""
+    """Measures how far an array lies from another, say a sparse output from a dense one. On the CPU.
+
+    Args:
+        got: f32, bf16, f16 or e4m3 of any shape and strides.
+        want: what it should be: of the same shape, in any of those types.
+
+    Raises:
+        ValueError: shapes that differ, or a type that is not among those.
+        TypeError: an argument that is no array.
+    """
     return Difference(**_core.compare(got, want))

@@ -4,14 +4,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal, TypedDict
+from typing import Any, Literal, TypedDict
 
 from ._arrays import Array
 
 LoopOrder = Literal["auto", "q_outer", "kv_outer"]
-Router = Literal["index", "qk-max", "mean-pool", "oracle", "random"]
+Router = Literal["index", "qk_max", "mean_pool", "oracle", "random"]
 Isa = Literal["best", "portable", "avx2", "avx512", "avx512_bf16", "amx"]
 Lengths = Array | Sequence[int]
+Scale = Array | float
 
 
 class Sizes(TypedDict, total=False):
@@ -19,26 +20,32 @@ class Sizes(TypedDict, total=False):
 
     causal: bool
     softmax_scale: float | None
-    kv_block_size: int
+    kv_block_size: int | None
     cu_seqlens_q: Lengths | None
     cu_seqlens_kv: Lengths | None
     kv_lens: Lengths | None
     block_table: Array | None
 
 
-class Scales(TypedDict, total=False):
-    """Factors of stored numbers."""
+class KeyScales(TypedDict, total=False):
+    """Factors of stored queries and keys."""
 
-    q_scale: Array | None
-    k_scale: Array | None
-    v_scale: Array | None
+    q_scale: Scale | None
+    k_scale: Scale | None
+
+
+class ValueScale(TypedDict, total=False):
+    """Factor of stored values."""
+
+    v_scale: Scale | None
 
 
 class Threads(TypedDict, total=False):
-    """How a call runs on the CPU."""
+    """How a call runs on the CPU, and whether it says how far it has come."""
 
-    num_threads: int
+    num_threads: int | None
     isa: Isa
+    progress: bool
 
 
 class Planning(TypedDict, total=False):
@@ -49,42 +56,68 @@ class Planning(TypedDict, total=False):
 
 
 class Outputs(TypedDict, total=False):
-    """Where a call writes, and whether it says how far it has come."""
+    """Where a call writes."""
 
     out: Array | None
     lse: Array | None
     workspace: Array | None
-    progress: bool
 
 
 class Device(TypedDict, total=False):
     """How a call runs on a CUDA device."""
 
-    max_kv_blocks: int
-    stream: int | None
+    max_kv_blocks: int | None
+    stream: Any
 
 
-class Routing(TypedDict, total=False):
-    """How blocks are chosen."""
+class Forced(TypedDict, total=False):
+    """Blocks that are chosen whatever their score."""
 
-    router: Router
-    top_k: int
-    index_q: Array | None
-    index_k: Array | None
     local_blocks: int
     init_blocks: int
+
+
+class Choosing(Forced, total=False):
+    """How blocks are chosen."""
+
+    router: Router | None
+    index_q: Array | None
+    index_k: Array | None
     seed: int
 
 
-class Running(Scales, Outputs, Threads, total=False):
-    """The keyword arguments of Plan.run."""
+class TopK(TypedDict, total=False):
+    """How many blocks are chosen."""
 
-    block_table: Array | None
+    top_k: int
 
 
-class Attending(Sizes, Scales, Outputs, Planning, Threads, Device, total=False):
+class Scoring(Sizes, KeyScales, Threads, Choosing, total=False):
+    """The keyword arguments of route_scores."""
+
+
+class Routing(Scoring, TopK, total=False):
+    """The keyword arguments of route."""
+
+
+class Measuring(Sizes, KeyScales, Threads, Forced, total=False):
+    """The keyword arguments of mass."""
+
+    sample_every: int
+
+
+class Attending(Sizes, KeyScales, ValueScale, Threads, Outputs, Planning, Device, total=False):
     """The keyword arguments of attend."""
 
 
-class Prefilling(Attending, Routing, total=False):
+class Prefilling(Attending, Choosing, TopK, total=False):
     """The keyword arguments of sparse_prefill."""
+
+
+class Running(KeyScales, ValueScale, Outputs, total=False):
+    """The keyword arguments of Plan.run."""
+
+    block_table: Array | None
+    num_threads: int | None
+    isa: Isa | None
+    progress: bool

@@ -4,10 +4,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Literal
 
 from . import _core
+from ._options import Isa
 
 DType = Literal["f32", "bf16", "f16", "e4m3"]
 
@@ -22,22 +23,26 @@ class Problem:
         num_q_heads: query heads.
         num_kv_heads: KV heads; divides num_q_heads.
         head_dim: channels of a head; a multiple of 8 up to 256.
+        q_block_size: query tokens that share a row of the block index: 1 so far.
         kv_block_size: keys of one block; a multiple of 8 up to 1,024.
         top_k: blocks that a row of the block index may hold.
         causal: bottom-right aligned.
-        softmax_scale: None = 1 / sqrt(head_dim).
+        softmax_scale: above 0; None = 1 / sqrt(head_dim).
         q_dtype: as queries are stored: "f32", "bf16", "f16" or "e4m3".
         kv_dtype: as keys and values are stored, likewise.
 
     Raises:
         ValueError: a field that no kernel could honour.
+        TypeError: a field of another type, by name.
     """
 
     q_lens: Sequence[int]
     kv_lens: Sequence[int]
+    _: KW_ONLY
     num_q_heads: int = 1
     num_kv_heads: int = 1
     head_dim: int = 64
+    q_block_size: int = 1
     kv_block_size: int = 128
     top_k: int = 16
     causal: bool = True
@@ -46,20 +51,21 @@ class Problem:
     kv_dtype: DType = "f32"
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "q_lens", tuple(self.q_lens))
-        object.__setattr__(self, "kv_lens", tuple(self.kv_lens))
-        _core.validate_problem(self)
+        for name, value in _core.validated_problem(self).items():  # plain numbers and tuples, which hash and compare
+            object.__setattr__(self, name, value)
 
     @classmethod
     def parse(cls, line: str) -> Problem:
         """Reads a line such as "hq=64 hkv=4 d=128 q=2048 kv=32768 block=128 topk=16 dtype=bf16"."""
+        if not isinstance(line, str):
+            raise TypeError(f"line: got {type(line).__name__}, expected str")
         return cls(**_core.parse_problem(line))
 
     def __str__(self) -> str:
         return _core.problem_line(self)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Kernel:
     """A kernel that exists in this build.
 
@@ -78,7 +84,11 @@ class Kernel:
 
 def problem_of(problem: Problem | str | None) -> Problem | None:
     """A problem that may have been given as a line."""
-    return Problem.parse(problem) if isinstance(problem, str) else problem
+    if isinstance(problem, str):
+        return Problem.parse(problem)
+    if not isinstance(problem, Problem | None):
+        raise TypeError(f"problem: got {type(problem).__name__}, expected Problem or its line")
+    return problem
 
 
 def kernels(problem: Problem | str | None = None) -> list[Kernel]:
@@ -89,6 +99,6 @@ def kernels(problem: Problem | str | None = None) -> list[Kernel]:
     return [Kernel(**row) for row in _core.kernels(problem_of(problem))]
 
 
-def available_isas() -> list[str]:
+def available_isas() -> list[Isa]:
     """Instruction sets that this build has and this machine runs, worst first."""
     return _core.available_isas()

@@ -9,7 +9,7 @@ from . import _core
 from ._problem import Problem, problem_of
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class RooflineDevice:
     """A device as the model sees it. On a CPU "hbm" is main memory and "l2" the last cache.
 
@@ -28,7 +28,7 @@ class RooflineDevice:
     peak_flops: float = 0.0
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class RooflineSizes:
     """Bytes of one element as it lies in memory; fractions are allowed.
 
@@ -47,7 +47,7 @@ class RooflineSizes:
     stats: float = 8.0
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class RooflineRow:
     """One way of walking the blocks. Bytes over all KV heads; hbm_kv_bytes and l2_kv_bytes are those of K and V.
 
@@ -68,7 +68,7 @@ class RooflineRow:
     binds: str
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class RooflineCrossover:
     """kv_outer is faster below so many distinct selected blocks per query token and KV head; 0 = nowhere.
 
@@ -80,7 +80,7 @@ class RooflineCrossover:
     q_outer_union: float
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Roofline:
     """What the model says.
 
@@ -102,22 +102,19 @@ class Roofline:
     flops: float
 
 
-_ARTICLE = Problem(q_lens=(8192,), kv_lens=(131072,), num_q_heads=64, num_kv_heads=4, head_dim=128)
-
-
 def roofline_devices() -> list[RooflineDevice]:
     """The devices that `roofline` knows by name."""
     return [RooflineDevice(**device) for device in _core.roofline_devices()]
 
 
 def roofline(
-    problem: Problem | str = _ARTICLE,
+    problem: Problem | str | None = None,
     *,
     num_selected_blocks: float,
     device: RooflineDevice | str = "B200",
-    sizes: RooflineSizes = RooflineSizes(),
-    tile_tokens: int = 0,
-    union_blocks: float = 0.0,
+    sizes: RooflineSizes | None = None,
+    tile_tokens: int | None = None,
+    union_blocks: float | None = None,
     work_items_per_block: float = 1.0,
     num_resident_kv_heads: int = 1,
 ) -> Roofline:
@@ -126,20 +123,28 @@ def roofline(
     docs/roofline.md of the sources has the formulas, their sources and their limits.
 
     Args:
-        problem: sizes; every row is taken to pick top_k blocks, the lengths of the keys are not read.
+        problem: sizes and types, as a `Problem` or its line; every row is taken to pick top_k blocks, the lengths of the
+            keys are not read. None = "hq=64 hkv=4 d=128 q=8192 kv=131072 block=128 topk=16 dtype=e4m3".
         num_selected_blocks: distinct KV blocks selected under one KV head, mean of the heads.
         device: a name of `roofline_devices()`, in any case, or a device of your own.
-        sizes: bytes of the elements.
-        tile_tokens: query tokens of a union tile; 0 with union_blocks 0 = one row of the block index.
+        sizes: bytes of the elements; None = q, k and v as the problem stores them, o as `attend` returns it (of q's
+            type, bf16 where that is e4m3), the rest as the defaults of `RooflineSizes`.
+        tile_tokens: query tokens of a union tile, with union_blocks; None = one row of the block index.
         union_blocks: distinct blocks that such a tile selects, mean of the tiles.
         work_items_per_block: kv_outer: work items that read one selected block, mean.
         num_resident_kv_heads: KV heads whose blocks share the last cache at one time.
 
     Raises:
         ValueError: a field that is negative, not finite, zero where it may not be, or more than the picks allow.
+        TypeError: an argument of another type, by name.
     """
-    chosen = RooflineDevice(**_core.roofline_device(device)) if isinstance(device, str) else device
-    result = _core.roofline(problem_of(problem), num_selected_blocks, chosen, sizes, tile_tokens, union_blocks,
+    if isinstance(device, str):
+        device = RooflineDevice(**_core.roofline_device(device))
+    if not isinstance(device, RooflineDevice):
+        raise TypeError(f"device: got {type(device).__name__}, expected a RooflineDevice or a name")
+    if not isinstance(sizes, RooflineSizes | None):
+        raise TypeError(f"sizes: got {type(sizes).__name__}, expected RooflineSizes or None")
+    result = _core.roofline(problem_of(problem), num_selected_blocks, device, sizes, tile_tokens, union_blocks,
                             work_items_per_block, num_resident_kv_heads)
     result["rows"] = {name: RooflineRow(**row) for name, row in result["rows"].items()}
     result["crossovers"] = {name: RooflineCrossover(**row) for name, row in result["crossovers"].items()}

@@ -5,10 +5,13 @@ from __future__ import annotations
 
 from typing import Any, Literal, Unpack, overload
 
+import numpy as np
+import numpy.typing as npt
+
 from . import _core
 from ._arrays import A, Array, in_library_of, on_cuda
 from ._attend import attend
-from ._options import Isa, Lengths, LoopOrder, Prefilling, Router
+from ._options import Isa, Lengths, LoopOrder, Prefilling, Router, Routing, Scale, Scoring
 from ._progress import progress_bar
 
 
@@ -20,11 +23,18 @@ def _queries(q: Array | None, index_q: Array | None) -> Array | None:
     return given
 
 
+@overload
+def route(q: np.ndarray[Any, Any], k: Array | None = None,
+          **options: Unpack[Routing]) -> npt.NDArray[np.int32]: ...
+@overload
+def route(q: A, k: Array | None = None, **options: Unpack[Routing]) -> A: ...
+@overload
+def route(q: None = None, k: Array | None = None, **options: Unpack[Routing]) -> Any: ...
 def route(
     q: Array | None = None,
     k: Array | None = None,
     *,
-    router: Router = "index",
+    router: Router | None = None,
     top_k: int = 16,
     index_q: Array | None = None,
     index_k: Array | None = None,
@@ -33,14 +43,14 @@ def route(
     seed: int = 0,
     causal: bool = True,
     softmax_scale: float | None = None,
-    kv_block_size: int = 128,
+    kv_block_size: int | None = None,
     cu_seqlens_q: Lengths | None = None,
     cu_seqlens_kv: Lengths | None = None,
     kv_lens: Lengths | None = None,
     block_table: Array | None = None,
-    q_scale: Array | None = None,
-    k_scale: Array | None = None,
-    num_threads: int = 0,
+    q_scale: Scale | None = None,
+    k_scale: Scale | None = None,
+    num_threads: int | None = None,
     isa: Isa = "best",
     progress: bool = False,
 ) -> Any:
@@ -49,16 +59,17 @@ def route(
     Args:
         q: queries, as of `attend`. The router "index" does without q and k.
         k: keys, as of `attend`.
-        router: how a block is scored. "index": the largest index_q · index_k of its keys, the model's own index branch;
-            "qk-max": the largest (mean query of the group) · key; "mean-pool": (mean query of the group) · (mean key);
+        router: how a block is scored. "index": the largest index_q · index_k of its keys, the model's own index branch,
+            as in MiniMax-M3's sparse attention (arXiv 2606.13392); "qk_max": the largest (mean query of the group) ·
+            key; "mean_pool": (mean query of the group) · (mean key), the gate of MoBA (arXiv 2502.13189) for a group;
             "oracle": its share of the dense softmax, mean over the group, which costs as much as attending to all;
-            "random": a seeded number.
+            "random": a seeded number. None = "index" where there are index_q and index_k, else "qk_max".
         top_k: most blocks that a token attends to.
-        index_q: [total_q, num_kv_heads, index_dim], for the router "index".
+        index_q: [total_q, num_kv_heads, index_dim], for the router "index" and no other.
         index_k: [total_kv, index_dim], one key for all heads, or pages [num_pages, kv_block_size, index_dim].
         local_blocks: the block that holds the token and those right before it are always chosen: this many.
         init_blocks: the first blocks of a sequence are always chosen: this many. They win where both do not fit.
-        seed: of the router "random".
+        seed: of the router "random", 0 or more.
         causal: as of `attend`.
         softmax_scale: as of `attend`; the oracle's.
         kv_block_size: as of `attend`.
@@ -78,22 +89,29 @@ def route(
         NumPy.
 
     Raises:
-        ValueError: an argument that does not fit, by name, with what was got and what exists.
-        TypeError: an argument that is no array.
+        ValueError: an argument that does not fit, by name, with what was got and what exists (`tilesieve.Error`).
+        TypeError: an argument of another type, by name.
     """
     given = _queries(q, index_q)
     call = _core.Call(q, k, None, index_q, index_k, block_table, q_scale, k_scale, None, cu_seqlens_q, cu_seqlens_kv,
-                      kv_lens, kv_block_size, top_k, causal, softmax_scale or 0.0)
+                      kv_lens, kv_block_size, top_k, causal, softmax_scale)
     with progress_bar(progress, "route") as counters:
         ids = call.route(router, local_blocks, init_blocks, seed, False, num_threads, isa, counters)
     return in_library_of(given, ids)
 
 
+@overload
+def route_scores(q: np.ndarray[Any, Any], k: Array | None = None,
+                 **options: Unpack[Scoring]) -> npt.NDArray[np.float32]: ...
+@overload
+def route_scores(q: A, k: Array | None = None, **options: Unpack[Scoring]) -> A: ...
+@overload
+def route_scores(q: None = None, k: Array | None = None, **options: Unpack[Scoring]) -> Any: ...
 def route_scores(
     q: Array | None = None,
     k: Array | None = None,
     *,
-    router: Router = "index",
+    router: Router | None = None,
     index_q: Array | None = None,
     index_k: Array | None = None,
     local_blocks: int = 1,
@@ -101,14 +119,14 @@ def route_scores(
     seed: int = 0,
     causal: bool = True,
     softmax_scale: float | None = None,
-    kv_block_size: int = 128,
+    kv_block_size: int | None = None,
     cu_seqlens_q: Lengths | None = None,
     cu_seqlens_kv: Lengths | None = None,
     kv_lens: Lengths | None = None,
     block_table: Array | None = None,
-    q_scale: Array | None = None,
-    k_scale: Array | None = None,
-    num_threads: int = 0,
+    q_scale: Scale | None = None,
+    k_scale: Scale | None = None,
+    num_threads: int | None = None,
     isa: Isa = "best",
     progress: bool = False,
 ) -> Any:
@@ -120,25 +138,27 @@ def route_scores(
     """
     given = _queries(q, index_q)
     call = _core.Call(q, k, None, index_q, index_k, block_table, q_scale, k_scale, None, cu_seqlens_q, cu_seqlens_kv,
-                      kv_lens, kv_block_size, 1, causal, softmax_scale or 0.0)
+                      kv_lens, kv_block_size, 1, causal, softmax_scale)
     with progress_bar(progress, "route") as counters:
         scores = call.route(router, local_blocks, init_blocks, seed, True, num_threads, isa, counters)
     return in_library_of(given, scores)
 
 
 @overload
-def sparse_prefill(q: A, k: Array, v: Array, block_index: Array | None = None, *, return_lse: Literal[False] = False,
+def sparse_prefill(q: A, k: Array, v: Array, *, return_lse: Literal[False] = False,
                    **options: Unpack[Prefilling]) -> A: ...
 @overload
-def sparse_prefill(q: A, k: Array, v: Array, block_index: Array | None = None, *, return_lse: Literal[True],
+def sparse_prefill(q: A, k: Array, v: Array, *, return_lse: Literal[True],
                    **options: Unpack[Prefilling]) -> tuple[A, A]: ...
+@overload
+def sparse_prefill(q: A, k: Array, v: Array, *, return_lse: bool,
+                   **options: Unpack[Prefilling]) -> A | tuple[A, A]: ...
 def sparse_prefill(
     q: Any,
     k: Array,
     v: Array,
-    block_index: Array | None = None,
     *,
-    router: Router = "index",
+    router: Router | None = None,
     top_k: int = 16,
     index_q: Array | None = None,
     index_k: Array | None = None,
@@ -147,42 +167,36 @@ def sparse_prefill(
     seed: int = 0,
     causal: bool = True,
     softmax_scale: float | None = None,
-    kv_block_size: int = 128,
+    kv_block_size: int | None = None,
     cu_seqlens_q: Lengths | None = None,
     cu_seqlens_kv: Lengths | None = None,
     kv_lens: Lengths | None = None,
     block_table: Array | None = None,
-    q_scale: Array | None = None,
-    k_scale: Array | None = None,
-    v_scale: Array | None = None,
+    q_scale: Scale | None = None,
+    k_scale: Scale | None = None,
+    v_scale: Scale | None = None,
     out: Any = None,
     lse: Any = None,
     return_lse: bool = False,
     loop_order: LoopOrder = "auto",
     workspace: Array | None = None,
     workspace_limit: int | None = None,
-    num_threads: int = 0,
+    num_threads: int | None = None,
     isa: Isa = "best",
-    max_kv_blocks: int = 0,
-    stream: int | None = None,
+    max_kv_blocks: int | None = None,
+    stream: Any = None,
     progress: bool = False,
 ) -> Any:
     """Sparse prefill in one call: chooses the blocks of each token as `route` does, then attends as `attend` does.
 
-    With a block_index nothing is chosen and the arguments of routing are not read. On a CUDA device one is needed so
-    far, and the call is the four-stage kv-outer prefill of Hopper GPUs. Arguments, result and errors as of `route` and
-    `attend`.
+    On the CPU, as routing is so far. Arguments, result and errors as of `route` and `attend`.
     """
-    if block_index is None and on_cuda(q):
-        raise _core.Error("block_index: got None, needed where q lies on a CUDA device; routing is on the CPU so far")
-    if block_index is None:
-        block_index = route(
-            q, k, router=router, top_k=top_k, index_q=index_q, index_k=index_k, local_blocks=local_blocks,
-            init_blocks=init_blocks, seed=seed, causal=causal, softmax_scale=softmax_scale, kv_block_size=kv_block_size,
-            cu_seqlens_q=cu_seqlens_q, cu_seqlens_kv=cu_seqlens_kv, kv_lens=kv_lens, block_table=block_table,
-            q_scale=q_scale, k_scale=k_scale, num_threads=num_threads, isa=isa, progress=progress)
-    call: Any = attend  # return_lse is a bool here, and each overload wants one value
-    return call(
+    block_index = route(
+        q, k, router=router, top_k=top_k, index_q=index_q, index_k=index_k, local_blocks=local_blocks,
+        init_blocks=init_blocks, seed=seed, causal=causal, softmax_scale=softmax_scale, kv_block_size=kv_block_size,
+        cu_seqlens_q=cu_seqlens_q, cu_seqlens_kv=cu_seqlens_kv, kv_lens=kv_lens, block_table=block_table,
+        q_scale=q_scale, k_scale=k_scale, num_threads=num_threads, isa=isa, progress=progress)
+    return attend(
         q, k, v, block_index, causal=causal, softmax_scale=softmax_scale, kv_block_size=kv_block_size,
         cu_seqlens_q=cu_seqlens_q, cu_seqlens_kv=cu_seqlens_kv, kv_lens=kv_lens, block_table=block_table,
         q_scale=q_scale, k_scale=k_scale, v_scale=v_scale, out=out, lse=lse, return_lse=return_lse,

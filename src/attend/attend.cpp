@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <array>
 #include <numbers>
+#include <string_view>
+#include <utility>
 
 #include "attend/cpu/attend_ops.h"
 #include "attend/run_picks.h"
@@ -60,6 +62,29 @@ class Scratch {
   std::vector<AlignedArray<uint8_t>> memory_;
 };
 
+// What is written may not lie where something is read, nor where something else is written.
+void check_apart(const AttentionInputs& inputs, const AttentionOutputs& outputs, const TensorView& workspace) {
+  using Named = std::pair<std::string_view, const TensorView*>;
+  const Named written[] = {{"o", &outputs.o}, {"lse", &outputs.lse}, {"workspace", &workspace}};
+  const Named read[] = {{"q", &inputs.q},
+                        {"k", &inputs.k},
+                        {"v", &inputs.v},
+                        {"block_table", &inputs.block_table},
+                        {"q_scale", &inputs.q_scale},
+                        {"k_scale", &inputs.k_scale},
+                        {"v_scale", &inputs.v_scale}};
+  for (size_t i = 0; i < std::size(written); ++i) {
+    const auto& [name, view] = written[i];
+    if (view->data == nullptr) continue;
+    for (const auto& [other, input] : read) {
+      if (overlap(*view, *input)) fail("{}: overlaps {}", name, other);
+    }
+    for (size_t j = 0; j < i; ++j) {
+      if (overlap(*view, *written[j].second)) fail("{}: overlaps {}", name, written[j].first);
+    }
+  }
+}
+
 }  // namespace
 
 void check_plan(const Problem& problem, const Plan& plan, LoopOrder loop_order) {
@@ -72,9 +97,11 @@ void check_plan(const Problem& problem, const Plan& plan, LoopOrder loop_order) 
     fail("plan.q_rows_per_tile: got 0 (gathered), which a dense plan is not");
 }
 
-void check_inputs(const Problem& problem, const AttentionInputs& inputs, const AttentionOutputs& outputs) {
+void check_inputs(const Problem& problem, const AttentionInputs& inputs, const AttentionOutputs& outputs,
+                  const TensorView& workspace) {
   check_tensors(problem, inputs);
   check_outputs(problem, outputs.o, outputs.lse);
+  check_apart(inputs, outputs, workspace);
 }
 
 void check_tensors(const Problem& problem, const AttentionInputs& inputs) {

@@ -13,6 +13,7 @@
 #endif
 
 #include "base/fail.h"
+#include "base/spelling.h"
 #include "cpu/block_max.h"
 #include "cpu/block_stats.h"
 
@@ -71,7 +72,7 @@ std::string_view name_of(Isa isa) {
 
 Isa parse_isa(std::string_view name) {
   for (Isa isa : kIsas) {
-    if (name == name_of(isa)) return isa;
+    if (is_spelling_of(name, name_of(isa))) return isa;
   }
   if (name == name_of(Isa::best)) return Isa::best;
   fail("isa: got '{}', expected portable, avx2, avx512, avx512_bf16, amx or best", name);

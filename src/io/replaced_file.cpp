@@ -17,7 +17,9 @@ namespace tilesieve {
 
 namespace {
 
-std::string text_of(int error) { return std::generic_category().message(error); }
+[[noreturn]] void refused(const std::string& path, const std::string& doing, int code) {
+  throw FileError(path, doing + ": " + std::generic_category().message(code), code);
+}
 
 // Makes the new name last through a power failure. File systems that cannot sync a folder are let be: the file itself
 // is whole in any case.
@@ -46,7 +48,7 @@ ReplacedFile::ReplacedFile(const std::string& path) : path_(path), target_(path)
     temporary_ = (folder / fmt::format(".tilesieve.{}.{}.part", getpid(), counter++)).string();
     descriptor_ = open(temporary_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
   } while (descriptor_ < 0 && (errno == EEXIST || errno == EINTR));
-  if (descriptor_ < 0) fail("{}: cannot create a file there: {}", path_, text_of(errno));
+  if (descriptor_ < 0) refused(path_, "cannot create a file there", errno);
 }
 
 ReplacedFile::~ReplacedFile() {
@@ -59,19 +61,19 @@ void ReplacedFile::write(const void* bytes, size_t size) {
   while (size > 0) {
     const ssize_t written = ::write(descriptor_, rest, size);
     if (written < 0 && errno == EINTR) continue;
-    if (written < 0) fail("{}: cannot write: {}", path_, text_of(errno));
+    if (written < 0) refused(path_, "cannot write", errno);
     rest += written;
     size -= static_cast<size_t>(written);
   }
 }
 
 void ReplacedFile::commit() {
-  if (mode_ && fchmod(descriptor_, *mode_) != 0) fail("{}: cannot keep its permissions: {}", path_, text_of(errno));
-  if (fsync(descriptor_) != 0) fail("{}: cannot write: {}", path_, text_of(errno));
+  if (mode_ && fchmod(descriptor_, *mode_) != 0) refused(path_, "cannot keep its permissions", errno);
+  if (fsync(descriptor_) != 0) refused(path_, "cannot write", errno);
   const int closed = close(descriptor_);
   descriptor_ = -1;
-  if (closed != 0) fail("{}: cannot write: {}", path_, text_of(errno));
-  if (std::rename(temporary_.c_str(), target_.c_str()) != 0) fail("{}: cannot replace: {}", path_, text_of(errno));
+  if (closed != 0) refused(path_, "cannot write", errno);
+  if (std::rename(temporary_.c_str(), target_.c_str()) != 0) refused(path_, "cannot replace", errno);
   temporary_.clear();
   sync_folder(std::filesystem::path(target_).parent_path());
 }

@@ -4,16 +4,18 @@
 #include <span>
 
 #include "base/fail.h"
+#include "tensor/checks.h"
 #include "tilesieve/metrics.h"
 
 namespace tilesieve {
 
 Difference compare(const TensorView& got, const TensorView& want) {
-  if (got.dtype != DType::f32 || want.dtype != DType::f32 || got.num_dims != want.num_dims || got.num_dims > kMaxDims ||
-      !std::equal(got.sizes.begin(), got.sizes.begin() + got.num_dims, want.sizes.begin())) {
-    fail("compare: got {} against {}, expected two f32 tensors of one shape", got.describe(), want.describe());
-  }
-  if ((got.data == nullptr || want.data == nullptr) && got.num_elements() != 0) fail("compare: data is null");
+  check_storage_dtype("got", got);
+  check_storage_dtype("want", want);
+  if (got.num_dims > kMaxDims) fail("got: num_dims is {}, at most {}", got.num_dims, kMaxDims);
+  const std::span sizes(got.sizes.data(), static_cast<size_t>(got.num_dims));
+  check_any_stride("got", got, got.dtype, sizes, "any shape");
+  check_any_stride("want", want, want.dtype, sizes, "the shape of got");
   const Tensor a = to_f32(got), b = to_f32(want);
   double error = 0, norm_a = 0, norm_b = 0, dot = 0;
   Difference difference;

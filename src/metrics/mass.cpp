@@ -102,7 +102,7 @@ Mass means(const std::vector<Sums>& per_head) {
   result.floor = all.floor / rows;
   result.ceiling = all.ceiling / rows;
   result.recall = all.recall / rows;
-  result.kept_blocks = static_cast<double>(all.kept) / static_cast<double>(std::max<int64_t>(1, all.visible));
+  result.kept_share = static_cast<double>(all.kept) / static_cast<double>(std::max<int64_t>(1, all.visible));
   result.num_rows = all.rows;
   return result;
 }

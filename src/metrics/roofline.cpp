@@ -202,6 +202,14 @@ std::string upper(std::string_view text) {
 
 }  // namespace
 
+RooflineSizes RooflineSizes::of(const Problem& problem) {
+  RooflineSizes sizes;
+  sizes.q = to_double(size_in_bytes(problem.q_dtype));
+  sizes.kv = to_double(size_in_bytes(problem.kv_dtype));
+  sizes.o = problem.q_dtype == DType::f8_e4m3 ? 2 : sizes.q;
+  return sizes;
+}
+
 std::vector<RooflineDevice> roofline_devices() {
   return {
       // Bandwidths as in the Fireworks AI article, which also bounds the selected blocks by about 3,200 of 32 KiB.

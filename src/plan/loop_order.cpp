@@ -144,16 +144,16 @@ LoopChoice choose_loop_order(const Problem& problem, const Selection& selection,
   LoopChoice choice;
   choice.loop_order = best->order;
   choice.q_rows_per_tile = best->rows_per_tile;
-  choice.explain = fmt::format(
+  choice.explanation = fmt::format(
       "{} ({}); {} picks; {} neighbouring queries pick {:.2f}x fewer distinct blocks, {} {:.1f}x, {} {:.1f}x;",
       best->name, options.loop_order == LoopOrder::automatic ? "least modelled cost" : "as asked", picks, tile_tokens,
       1.0 / tile.distinct, gathered_tokens, 1.0 / gathered.distinct, pass_tokens, 1.0 / inverted.distinct);
   for (const Candidate& candidate : candidates) {
-    choice.explain +=
+    choice.explanation +=
         fmt::format(" {} {:.3g} GFLOP and {:.3g} GB,", candidate.name, candidate.flop * 1e-9, candidate.bytes * 1e-9);
   }
-  choice.explain.pop_back();
-  choice.explain += fmt::format(" (a byte counts as {} FLOP)", costs.flop_per_byte);
+  choice.explanation.pop_back();
+  choice.explanation += fmt::format(" (a byte counts as {} FLOP)", costs.flop_per_byte);
   return choice;
 }
 

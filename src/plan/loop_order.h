@@ -11,7 +11,7 @@ namespace tilesieve {
 struct LoopChoice {
   LoopOrder loop_order = LoopOrder::q_outer;
   int64_t q_rows_per_tile = 0;  // of q-outer
-  std::string explain;
+  std::string explanation;
 };
 
 // Honours options.loop_order; `automatic` takes the cheapest of q-outer per token, in union tiles and gathered,

@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "base/fail.h"
+#include "base/spelling.h"
 #include "plan/kv_outer.h"
 #include "plan/loop_order.h"
 #include "plan/q_outer.h"
@@ -24,7 +25,7 @@ std::string_view name_of(LoopOrder order) {
 
 LoopOrder parse_loop_order(std::string_view name) {
   for (LoopOrder order : {LoopOrder::automatic, LoopOrder::q_outer, LoopOrder::kv_outer}) {
-    if (name == name_of(order)) return order;
+    if (is_spelling_of(name, name_of(order))) return order;
   }
   fail("loop_order: got '{}', expected auto, q_outer or kv_outer", name);
 }
@@ -47,7 +48,7 @@ Plan make_plan(const Problem& problem, const BlockIndex& block_index, const Plan
   plan.selection = select_blocks(problem, block_index, options.num_threads);
   const LoopChoice choice = choose_loop_order(problem, plan.selection, options);
   plan.loop_order = choice.loop_order;
-  plan.explain = choice.explain;
+  plan.explanation = choice.explanation;
   if (plan.loop_order == LoopOrder::q_outer) {
     plan.q_rows_per_tile = choice.q_rows_per_tile;
     plan.q_runs = make_q_runs(problem, plan.q_rows_per_tile, options);
@@ -66,7 +67,7 @@ Plan make_dense_plan(const Problem& problem, const PlanOptions& options) {
   Plan plan;
   plan.problem = problem;
   plan.dense = true;
-  plan.explain = "dense: every visible block, q-outer";
+  plan.explanation = "dense: every visible block, q-outer";
   plan.q_rows_per_tile = options.tile_rows;
   plan.q_runs = make_q_runs(problem, plan.q_rows_per_tile, options);
   return plan;

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "base/fail.h"
+#include "base/spelling.h"
 #include "tilesieve/route.h"
 
 namespace tilesieve {
@@ -24,9 +25,9 @@ std::string_view name_of(Router router) {
     case Router::index:
       return "index";
     case Router::qk_max:
-      return "qk-max";
+      return "qk_max";
     case Router::mean_pool:
-      return "mean-pool";
+      return "mean_pool";
     case Router::oracle:
       return "oracle";
     case Router::random:
@@ -37,9 +38,9 @@ std::string_view name_of(Router router) {
 
 Router parse_router(std::string_view name) {
   for (Router router : {Router::index, Router::qk_max, Router::mean_pool, Router::oracle, Router::random}) {
-    if (name == name_of(router)) return router;
+    if (is_spelling_of(name, name_of(router))) return router;
   }
-  fail("router: got '{}', expected index, qk-max, mean-pool, oracle or random", name);
+  fail("router: got '{}', expected index, qk_max, mean_pool, oracle or random", name);
 }
 
 }  // namespace tilesieve

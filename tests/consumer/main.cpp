@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// What somebody writes who has only the installed package: a call of the whole way from routing to outputs, and an
-// exception caught on this side of the library's border.
+// What somebody writes who has only the installed package: a call of the whole way from routing to outputs, and
+// exceptions caught on this side of the library's border.
 #include <tilesieve/tilesieve.h>
 
+#include <cerrno>
 #include <cmath>
 #include <iostream>
 
@@ -28,12 +29,20 @@ int main() {
     return 1;
   }
 
+  int num_refused = 0;
   try {
     tilesieve::Problem::parse("hq=banana");
   } catch (const tilesieve::Error& error) {
     std::cout << "refused as it should be: " << error.what() << '\n';
-    return 0;
+    ++num_refused;
   }
-  std::cerr << "a faulty line was accepted\n";
+  try {
+    tilesieve::read_tensors("no/such.safetensors");
+  } catch (const tilesieve::FileError& error) {
+    std::cout << "refused as it should be: " << error.what() << '\n';
+    num_refused += error.code == ENOENT;
+  }
+  if (num_refused == 2) return 0;
+  std::cerr << "a faulty line or file was accepted\n";
   return 1;
 }
