@@ -48,8 +48,8 @@ class PrefillCall {
   PrefillCall(nb::handle q, nb::handle k, nb::handle v, nb::handle block_index, nb::handle cu_seqlens_q,
               nb::handle cu_seqlens_kv, nb::handle kv_lens, nb::handle block_table, nb::handle q_scale,
               nb::handle k_scale, nb::handle v_scale, nb::handle out, nb::handle lse, nb::handle kv_block_size,
-              nb::handle causal, nb::handle softmax_scale, nb::handle workspace_limit, nb::handle max_kv_blocks,
-              nb::handle stream)
+              nb::handle causal, nb::handle softmax_scale, nb::handle loop_order, nb::handle workspace_limit,
+              nb::handle max_kv_blocks, nb::handle stream)
       : stream_(stream.is_none() ? stream_of(q) : Stream(reinterpret_cast<void*>(nb::cast<intptr_t>(stream)))),
         q_("q", q, Access::read, stream_),
         k_("k", k, Access::read, stream_),
@@ -66,7 +66,6 @@ class PrefillCall {
         lse_("lse", lse, Access::write, stream_) {
     require("k", k_, "[total_kv, num_kv_heads, head_dim] or pages");
     require("v", v_, "as k");
-    require("block_index", block_index_, "i32 [num_kv_heads, total_q, capacity]");
     const bool paged = k_.view().num_dims == 4;  // pages say what a block is
     if (!kv_block_size.is_none() || paged) {
       options_.kv_block_size =
@@ -74,6 +73,7 @@ class PrefillCall {
     }
     options_.causal = flag("causal", causal);
     options_.softmax_scale = softmax_scale_of(softmax_scale);
+    options_.loop_order = parse_loop_order(text("loop_order", loop_order));
     options_.workspace_limit = count_or("workspace_limit", workspace_limit, options_.workspace_limit);
     options_.max_kv_blocks = count_or("max_kv_blocks", max_kv_blocks, 0);
     for (const auto& [name, view] : arrays()) {
@@ -176,10 +176,11 @@ void bind_prefill(nb::module_& module) {
   nb::class_<PrefillCall>(module, "PrefillCall")
       .def(nb::init<nb::handle, nb::handle, nb::handle, nb::handle, nb::handle, nb::handle, nb::handle, nb::handle,
                     nb::handle, nb::handle, nb::handle, nb::handle, nb::handle, nb::handle, nb::handle, nb::handle,
-                    nb::handle, nb::handle, nb::handle>(),
+                    nb::handle, nb::handle, nb::handle, nb::handle>(),
            "q"_any, "k"_any, "v"_any, "block_index"_any, "cu_seqlens_q"_any, "cu_seqlens_kv"_any, "kv_lens"_any,
            "block_table"_any, "q_scale"_any, "k_scale"_any, "v_scale"_any, "out"_any, "lse"_any, "kv_block_size"_any,
-           "causal"_any, "softmax_scale"_any, "workspace_limit"_any, "max_kv_blocks"_any, "stream"_any)
+           "causal"_any, "softmax_scale"_any, "loop_order"_any, "workspace_limit"_any, "max_kv_blocks"_any,
+           "stream"_any)
       .def_prop_ro("workspace_bytes", &PrefillCall::workspace_bytes)
       .def("run", &PrefillCall::run, "workspace"_any);
 }

@@ -239,7 +239,6 @@ def test_calls_leak_nothing() -> None:
 
 
 @pytest.mark.parametrize(("change", "words"), [
-    ({"loop_order": "q_outer"}, "loop_order: got 'q_outer', expected 'auto' or 'kv_outer'"),
     ({"num_threads": 2}, "num_threads: is for calls on the CPU"),
     ({"isa": "amx"}, "isa: is for calls on the CPU"),
     ({"progress": True}, "progress: is for calls on the CPU"),

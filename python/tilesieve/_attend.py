@@ -99,7 +99,7 @@ def attend(
         lse: array to write to, f32 [total_q, num_q_heads]; None = a new one where it is returned.
         return_lse: whether to return lse beside o.
         loop_order: "auto"; "q_outer" owns queries and streams blocks, "kv_outer" owns blocks and streams the queries
-            that chose them (CUDA: this alone). The choice does not change a bit of the result.
+            that chose them. On the CPU the choice does not change a bit of the result.
         workspace: memory for partial results, of any type, 64-byte aligned (CUDA: 256), of `workspace_bytes` bytes or
             more; None = allocated for the call (CUDA: by q's library).
         workspace_limit: most bytes of partial results that lie in memory at a time; None = 288 MiB (CUDA: 1,280 MiB).

@@ -17,9 +17,7 @@ def attend_on_cuda(
     max_kv_blocks: Any, stream: Any, progress: Any,
 ) -> Any:
     """`attend` where q lies on a CUDA device."""
-    _refuse_cpu_arguments(loop_order, num_threads, isa, progress)
-    if block_index is None:
-        raise _core.Error("block_index: got None, needed where q lies on a CUDA device; dense attention is on the CPU")
+    _refuse_cpu_arguments(num_threads, isa, progress)
     handle = _handle_of(stream)
     if handle is not None:  # what q's library allocates belongs to its current stream, and may be reused there
         lengths = ("kv_lens", kv_lens) if block_table is not None else ("cu_seqlens_kv", cu_seqlens_kv)
@@ -30,8 +28,8 @@ def attend_on_cuda(
     cu_seqlens_q, cu_seqlens_kv = _lengths(q, k, cu_seqlens_q, cu_seqlens_kv, block_table)
     out, lse = outputs(q, out, lse, return_lse)
     call = _core.PrefillCall(q, k, v, block_index, cu_seqlens_q, cu_seqlens_kv, kv_lens, block_table, q_scale, k_scale,
-                             v_scale, out, lse, kv_block_size, causal, softmax_scale, workspace_limit, max_kv_blocks,
-                             handle)
+                             v_scale, out, lse, kv_block_size, causal, softmax_scale, loop_order, workspace_limit,
+                             max_kv_blocks, handle)
     if workspace is None:
         workspace = new_array(q, (call.workspace_bytes,), "uint8", "workspace")
     call.run(workspace)
@@ -44,17 +42,15 @@ def workspace_bytes_on_cuda(
     workspace_limit: Any, num_threads: Any, isa: Any, max_kv_blocks: Any,
 ) -> int:
     """`workspace_bytes` where q lies on a CUDA device."""
-    _refuse_cpu_arguments(loop_order, num_threads, isa, False)
+    _refuse_cpu_arguments(num_threads, isa, False)
     cu_seqlens_q, cu_seqlens_kv = _lengths(q, k, cu_seqlens_q, cu_seqlens_kv, block_table)
     call = _core.PrefillCall(q, k, v, block_index, cu_seqlens_q, cu_seqlens_kv, kv_lens, block_table, q_scale, k_scale,
-                             v_scale, None, None, kv_block_size, causal, softmax_scale, workspace_limit, max_kv_blocks,
-                             None)
+                             v_scale, None, None, kv_block_size, causal, softmax_scale, loop_order, workspace_limit,
+                             max_kv_blocks, None)
     return call.workspace_bytes
 
 
-def _refuse_cpu_arguments(loop_order: Any, num_threads: Any, isa: Any, progress: Any) -> None:
-    if loop_order not in ("auto", "kv_outer", "kv-outer"):
-        raise _core.Error(f"loop_order: got {loop_order!r}, expected 'auto' or 'kv_outer' on a CUDA device")
+def _refuse_cpu_arguments(num_threads: Any, isa: Any, progress: Any) -> None:
     for name, got in (("num_threads", num_threads is not None), ("isa", isa != "best"), ("progress", progress)):
         if got:
             raise _core.Error(f"{name}: is for calls on the CPU, and q lies on a CUDA device")
