@@ -253,10 +253,15 @@ def run_dense(baseline: str, dense: Dense) -> list[dict]:
     length, ms = dense.length, median_ms(launch)
     flop = 4 * 64 * DIM * pairs(length, length)
     rows = [{"case": f"m3/dense/{dtype}/{length}x{length}/{baseline}", "metric": "TFLOP/s", "value": flop / ms * 1e-9}]
-    for kv_len, q_len in SIZES:
-        if kv_len == length:
-            rows.append({"case": f"m3/call/{dtype}/{kv_len}x{q_len}/uniform", "baseline": baseline, "metric": "ms",
-                         "value": ms * pairs(kv_len, q_len) / pairs(length, length)})
+    for kv_len, q_len in dict.fromkeys((*SIZES, (length, length))):
+        if kv_len != length:
+            continue
+        compared = [f"m3/call/{dtype}/{kv_len}x{q_len}/uniform"]
+        if q_len == kv_len:  # dense bf16 is what an e4m3 call replaces, too
+            compared += [f"m3/auto/e4m3/{kv_len}x{q_len}/{selection}" for selection in ("uniform", "overlapping")]
+            compared += [f"m3/module/{of}/{kv_len}x{q_len}/-" for of in ("e4m3", "bf16")]
+        rows += [{"case": case, "baseline": baseline, "metric": "ms",
+                  "value": ms * pairs(kv_len, q_len) / pairs(length, length)} for case in dict.fromkeys(compared)]
     return rows
 
 

@@ -150,6 +150,11 @@ std::vector<Shape> all_shapes(bool full) {
       }
     }
   }
+  for (const int64_t length : {32768, 131072}) {  // whole prompts
+    for (const Selection selection : {Selection::uniform, Selection::overlapping}) {
+      shapes.push_back({length, length, 64, 16, selection, "e4m3"});
+    }
+  }
   // Ends of prompts whose beginning is cached.
   for (const auto& [kv_len, q_len] : {std::pair<int64_t, int64_t>{55040, 171}, {74624, 338}, {46848, 1404}}) {
     shapes.push_back({kv_len, q_len, 64, 16, Selection::uniform, "bf16-e4m3"});
