@@ -161,7 +161,8 @@ void measure_loops(const Shape& shape, const PrefillProblem& problem, int num_sm
     run();
     check_result(shape, problem);
     const Timing burst = timer.burst(run, few_queries);
-    report.add(shape.name(name), "TFLOP/s", problem.flop() / burst.ms * 1e-9, burst, 0, call.layout().bytes);
+    report.add(shape.name(name), "TFLOP/s", problem.flop() / burst.ms * 1e-9, burst, 0, call.layout().bytes,
+               shape.name("call"));
     std::printf("    %s\n", call.explain(memory.get(), nullptr).c_str());
   }
 }
@@ -189,7 +190,8 @@ void measure(const Shape& shape, int num_sms, Timer& timer, Report& report, doub
   report.add(shape.name("call"), "TFLOP/s", rate(burst.ms), burst, bound, bytes);
   measure_host(shape, problem, call, num_sms, workspace, report);
   measure_loops(shape, problem, num_sms, timer, report);
-  if (few_queries) return;
+  const bool one_pass = stages.num_ranges() == 1 && stages.sizes().heads_per_pass == stages.sizes().num_kv_heads;
+  if (few_queries || !one_pass) return;
   measure_stages(shape, problem, stages, workspace, timer, report, bytes_per_ms);
   const Timing sustained = timer.sustained(run, burst.ms);
   report.add(shape.name("call-sustained"), "TFLOP/s", rate(sustained.ms), sustained, bound, bytes);

@@ -34,7 +34,7 @@ Report::Report(std::string path, const Gpu& gpu, int memory_mhz, const std::stri
 }
 
 void Report::add(const std::string& name, const std::string& metric, double value, const Timing& timing, double bound,
-                 int64_t workspace_bytes) {
+                 int64_t workspace_bytes, const std::string& also_as) {
   json row = {{"case", name}, {"metric", metric}, {"value", value}};
   if (timing.sm_mhz > 0) row["sm_mhz"] = std::lround(timing.sm_mhz);
   if (workspace_bytes > 0) row["workspace_bytes"] = workspace_bytes;
@@ -53,7 +53,7 @@ void Report::add(const std::string& name, const std::string& metric, double valu
   const size_t before = json_["rows"].size();
   if (bound > 0) compare("bound", metric, bound);
   for (const json& other : baselines_) {
-    if (other.at("case") == name) compare(other.at("baseline"), other.at("metric"), other.at("value"));
+    if (other.at("case") == name || other.at("case") == also_as) compare(other.at("baseline"), other.at("metric"), other.at("value"));
   }
   if (json_["rows"].size() == before) json_["rows"].push_back(row);
 

@@ -18,9 +18,9 @@ class Report {
          const std::vector<std::string>& baselines);
 
   // A rate in "TFLOP/s" or "GB/s", or a time in "ms" or "us". `bound`: what the measured roof allows, 0 = nothing
-  // known. A case that has baselines gets a row for each.
+  // known. A case that has baselines, under its own name or `also_as`, gets a row for each.
   void add(const std::string& name, const std::string& metric, double value, const Timing& timing, double bound = 0,
-           int64_t workspace_bytes = 0);
+           int64_t workspace_bytes = 0, const std::string& also_as = "");
 
  private:
   std::string path_;
