@@ -92,7 +92,8 @@ nlohmann::json measure(const Case& c, int num_sms, Timer& timer) {
                         {"kv_heads", shape.kv_heads},
                         {"head_dim", shape.head_dim},
                         {"kv_block_size", shape.block},
-                        {"top_k", shape.top_k}};
+                        {"top_k", shape.top_k},
+                        {"pool", std::min(shape.pool, shape.kv_len / shape.block)}};
   if (shape.selection == Selection::overlapping) {
     row["neighbours"] = shape.neighbours;
     row["shared"] = shape.shared;

@@ -147,7 +147,7 @@ void PrefillCall::check_block_index(const PrefillOptions& options) {
   if (!given && chooses && (top_k < 1 || top_k > kMaxPrefillTopK)) {
     fail("top_k: got {}, expected 1 to {}", top_k, kMaxPrefillTopK);
   }
-  const int64_t limit = options.dense_up_to >= 0 ? options.dense_up_to : dense_up_to(inputs_.k.dtype);
+  const int64_t limit = options.dense_up_to >= 0 ? options.dense_up_to : kDenseUpTo;
   dense_ = !given && (!chooses || (options.loop_order == LoopOrder::automatic && sizes_.max_kv_len <= limit));
   if (dense_ && options.loop_order == LoopOrder::kv_outer) {
     fail("block_index: got nothing, expected one with loop_order kv_outer; without it attention is dense, in q_outer");

@@ -20,7 +20,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-DOCUMENTS = ("README.md", "docs/cpu.md", "docs/kv-outer.md")
+DOCUMENTS = ("README.md", "docs/cpu.md", "docs/kv-outer.md", "docs/loops.md")
 BLOCK = re.compile(r"(<!-- bench (\S+) (\S+)(?: (\S+))? -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 COLUMNS = (
     ("kernel", "kernel"),

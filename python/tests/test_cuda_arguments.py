@@ -80,7 +80,6 @@ class Handle:
     ({}, ValueError, "workspace: lies on the CPU, expected cuda:0 as q"),
     ({"k": None}, ValueError, "k: got None"),
     ({"v": None}, ValueError, "v: got None"),
-    ({"block_index": None, "loop_order": "kv_outer"}, ValueError, "block_index: got nothing"),
     ({"k": K}, ValueError, "k: lies on the CPU, expected cuda:0 as q"),
     ({"k": OnCuda(K, 1)}, ValueError, "k: lies on cuda:1, expected cuda:0 as q"),
     ({"out": OUT}, ValueError, "out: lies on the CPU"),

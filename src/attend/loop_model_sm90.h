@@ -31,8 +31,9 @@ struct LoopModel {
 
 LoopModel loop_model(const PrefillSizes& sizes, DType dtype);
 
-// Keys up to which attending to all of them is faster than choosing 16 blocks, measured with 64 heads on 4.
-constexpr int64_t dense_up_to(DType dtype) { return dtype == DType::f8_e4m3 ? 4096 : 4096; }
+// Keys up to which attending to all of them is faster than choosing 16 blocks: so at 4,096, no more at 6,144, in both
+// formats, with 64 heads on 4 (docs/loops.md).
+inline constexpr int64_t kDenseUpTo = 4096;
 
 // The loop, where it is the same however much neighbours overlap, or where all that is visible can be picked and is
 // taken to be.

@@ -70,7 +70,7 @@ TEST_F(NvtxRanges, ShowTheStagesOfACall) {
   const std::string why = sm90::why_no_prefill();
   if (!why.empty()) GTEST_SKIP() << "skipped: " << why;
   const auto events_of = [](LoopOrder loop_order) {
-    DeviceCase device(make_prefill_case("hq=16 hkv=1 d=128 block=128 q=40 kv=4000 topk=4",
+    DeviceCase device(make_prefill_case("hq=64 hkv=4 d=128 block=128 q=1500 kv=9000 topk=16",
                                         {"", DType::bf16, DType::f8_e4m3, loop_order}, 1));
     events.clear();
     device.launch();
