@@ -25,7 +25,7 @@ SECTIONS = {
     "Files": ["read_tensors", "TensorFile", "write_safetensors", "write_npy"],
     "Sizes and kernels": ["Problem", "Kernel", "kernels", "available_isas"],
     "Roofline": ["roofline", "Roofline", "RooflineRow", "RooflineCrossover", "RooflineDevice", "RooflineSizes",
-                 "roofline_devices"],
+                 "roofline_devices", "measure_roofline_device"],
 }
 ELSEWHERE = {"Array", "DType", "Error", "Isa", "LoopOrder", "Router", "__version__"}  # described in the text of the page
 

@@ -30,12 +30,6 @@ Execution execution_of(nb::handle num_threads, nb::handle isa, Progress* progres
   return execution;
 }
 
-uint64_t seed_of(nb::handle seed) {
-  const int64_t number = whole_number("seed", seed);
-  if (number < 0) throw Error("seed: got " + std::to_string(number) + ", expected 0 or more");
-  return static_cast<uint64_t>(number);
-}
-
 RouteOptions forced_blocks(nb::handle local_blocks, nb::handle init_blocks) {
   RouteOptions options;
   options.local_blocks = whole_number("local_blocks", local_blocks);
@@ -116,9 +110,7 @@ void attend_call(Call& call, nb::handle block_index, nb::handle out, nb::handle 
   const Execution execution = execution_of(num_threads, isa, progress);
   const AttentionOptions options = attention_options(loop_order, workspace_limit, execution);
   if (block_index.is_none()) {
-    if (options.loop_order == LoopOrder::kv_outer) {
-      throw Error("loop_order: got 'kv_outer' without a block_index; attention over all keys is q_outer");
-    }
+    check_dense_loop_order(options.loop_order);
     const nb::gil_scoped_release release;
     return call_by_argument(
         [&] { dense_attention(call.problem(), call.attention_inputs(), outputs.views(), execution); });

@@ -1,45 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
 // The prefill on Hopper: its arrays borrowed on the caller's stream, and the current device set to theirs.
+#include <nanobind/stl/string.h>
+
 #include <array>
 #include <cstdint>
 #include <string>
-#include <utility>
-
-#ifdef TILESIEVE_HAS_CUDA
-#include <cuda_runtime_api.h>
-#endif
 
 #include "arrays.h"
 #include "bindings.h"
+#include "cuda_call.h"
 #include "errors.h"
+#include "route_sm90.h"
 #include "tilesieve/sparse_prefill_sm90.h"
 #include "values.h"
 
 namespace tilesieve::python {
 
 namespace {
-
-// Makes a device the current one for as long as this lives: the library works on the current device.
-class CurrentDevice {
- public:
-#ifdef TILESIEVE_HAS_CUDA
-  explicit CurrentDevice(int index) : index_(index) {
-    check(cudaGetDevice(&before_));
-    if (index_ != before_) check(cudaSetDevice(index_));
-  }
-  ~CurrentDevice() {
-    if (index_ != before_) static_cast<void>(cudaSetDevice(before_));
-  }
-
- private:
-  static void check(cudaError_t error) {
-    if (error != cudaSuccess) throw Error(std::string("CUDA: ") + cudaGetErrorString(error));
-  }
-  int index_, before_ = 0;
-#else
-  explicit CurrentDevice(int) {}
-#endif
-};
 
 class PrefillCall {
  public:
@@ -49,7 +26,7 @@ class PrefillCall {
               nb::handle cu_seqlens_kv, nb::handle kv_lens, nb::handle block_table, nb::handle q_scale,
               nb::handle k_scale, nb::handle v_scale, nb::handle out, nb::handle lse, nb::handle kv_block_size,
               nb::handle causal, nb::handle softmax_scale, nb::handle loop_order, nb::handle workspace_limit,
-              nb::handle max_kv_blocks, nb::handle stream)
+              nb::handle max_kv_blocks, nb::handle tile_tokens, nb::handle stream)
       : stream_(stream.is_none() ? stream_of(q) : Stream(reinterpret_cast<void*>(nb::cast<intptr_t>(stream)))),
         q_("q", q, Access::read, stream_),
         k_("k", k, Access::read, stream_),
@@ -76,40 +53,68 @@ class PrefillCall {
     options_.loop_order = parse_loop_order(text("loop_order", loop_order));
     options_.workspace_limit = count_or("workspace_limit", workspace_limit, options_.workspace_limit);
     options_.max_kv_blocks = count_or("max_kv_blocks", max_kv_blocks, 0);
-    for (const auto& [name, view] : arrays()) {
-      if (view.data != nullptr) check_device(name, view);
-    }
-    check_apart("out", out_.view());
-    check_apart("lse", lse_.view());
+    options_.tile_tokens = count_or("tile_tokens", tile_tokens, 0);
+    for (const NamedView& array : arrays()) check_device(array, {"q", q_.view()});
+    check_outputs();
     if (overlap(lse_.view(), out_.view())) throw Error("lse: overlaps out");
   }
 
+  // The call is to choose its blocks from these, which are no None.
+  void choose_from(nb::handle index_q, nb::handle index_k, nb::handle top_k, nb::handle local_blocks,
+                   nb::handle init_blocks, nb::handle dense_up_to) {
+    if (!block_index_.is_absent()) throw Error("block_index: got an array beside index_q and index_k, expected None");
+    index_q_ = BorrowedArray("index_q", index_q, Access::read, stream_);
+    index_k_ = BorrowedArray("index_k", index_k, Access::read, stream_);
+    require("index_q", index_q_, kIndexQueries);
+    require("index_k", index_k_, kIndexKeys);
+    options_.top_k = top_k_on_cuda(top_k);
+    options_.local_blocks = whole_number("local_blocks", local_blocks);
+    options_.init_blocks = whole_number("init_blocks", init_blocks);
+    if (!dense_up_to.is_none()) {
+      options_.dense_up_to = whole_number("dense_up_to", dense_up_to);
+      if (options_.dense_up_to < 0) {
+        throw Error("dense_up_to: got " + std::to_string(options_.dense_up_to) + ", expected 0 or more, or None");
+      }
+    }
+    check_device({"index_q", index_q_.view()}, {"q", q_.view()});
+    check_device({"index_k", index_k_.view()}, {"q", q_.view()});
+    check_outputs();
+  }
+
   int64_t workspace_bytes() const {
+    check_loop_order();
     const CurrentDevice device(q_.view().device.index);
     return call_by_argument([&] { return sm90::sparse_prefill_workspace(inputs(), outputs(), options_); });
   }
 
   void run(nb::handle workspace) const {
+    check_loop_order();
     const BorrowedArray memory("workspace", workspace, Access::write, stream_);
-    const TensorView& view = memory.view();
-    if (!view.is_contiguous()) throw Error("workspace: got " + view.describe() + ", expected contiguous memory");
-    check_apart("workspace", view);
-    if (overlap(view, out_.view())) throw Error("workspace: overlaps out");
-    if (overlap(view, lse_.view())) throw Error("workspace: overlaps lse");
-    const int64_t bytes = view.num_elements() * size_in_bytes(view.dtype);
+    const int64_t bytes = check_workspace(memory.view());
     const nb::gil_scoped_release release;
     const CurrentDevice device(q_.view().device.index);
-    call_by_argument([&] { sm90::sparse_prefill(inputs(), outputs(), options_, view.data, bytes, *stream_); });
+    call_by_argument([&] { sm90::sparse_prefill(inputs(), outputs(), options_, memory.view().data, bytes, *stream_); });
+  }
+
+  std::string explain(nb::handle workspace) const {
+    const BorrowedArray memory("workspace", workspace, Access::write, stream_);
+    const int64_t bytes = check_workspace(memory.view());
+    const nb::gil_scoped_release release;
+    const CurrentDevice device(q_.view().device.index);
+    return call_by_argument([&] {
+      return sm90::explain_sparse_prefill(inputs(), outputs(), options_, memory.view().data, bytes, *stream_);
+    });
   }
 
  private:
-  using Named = std::pair<const char*, TensorView>;
-
-  // All that is read but q.
-  std::array<Named, 10> arrays() const {
-    return {{{"k", k_.view()},
+  // All that is read.
+  std::array<NamedView, 13> arrays() const {
+    return {{{"q", q_.view()},
+             {"k", k_.view()},
              {"v", v_.view()},
              {"block_index", block_index_.view()},
+             {"index_q", index_q_.view()},
+             {"index_k", index_k_.view()},
              {"cu_seqlens_q", cu_seqlens_q_.view()},
              {"cu_seqlens_kv", cu_seqlens_kv_.view()},
              {"kv_lens", kv_lens_.view()},
@@ -119,24 +124,22 @@ class PrefillCall {
              {"v_scale", v_scale_.view()}}};
   }
 
-  // What is written may not lie where something is read, and lies on q's device.
-  void check_apart(const char* argument, const TensorView& written) const {
-    if (written.data == nullptr) return;
-    check_device(argument, written);
-    if (overlap(written, q_.view())) throw Error(std::string(argument) + ": overlaps q");
-    for (const auto& [name, view] : arrays()) {
-      if (overlap(written, view)) throw Error(std::string(argument) + ": overlaps " + name);
-    }
+  void check_outputs() const {
+    check_apart({"out", out_.view()}, arrays());
+    check_apart({"lse", lse_.view()}, arrays());
   }
 
-  static std::string name(const Device& device) {
-    return device.kind == DeviceKind::cpu ? "the CPU" : "cuda:" + std::to_string(device.index);
+  // Its bytes.
+  int64_t check_workspace(const TensorView& workspace) const {
+    const int64_t bytes = bytes_of_workspace(workspace);
+    check_apart({"workspace", workspace}, arrays());
+    if (overlap(workspace, out_.view())) throw Error("workspace: overlaps out");
+    if (overlap(workspace, lse_.view())) throw Error("workspace: overlaps lse");
+    return bytes;
   }
 
-  void check_device(const char* argument, const TensorView& view) const {
-    if (view.device == q_.view().device) return;
-    throw Error(std::string(argument) + ": lies on " + name(view.device) + ", expected " + name(q_.view().device) +
-                " as q");
+  void check_loop_order() const {
+    if (block_index_.is_absent() && index_q_.is_absent()) check_dense_loop_order(options_.loop_order);
   }
 
   sm90::PrefillInputs inputs() const {
@@ -144,6 +147,8 @@ class PrefillCall {
             .k = k_.view(),
             .v = v_.view(),
             .block_index = block_index_.view(),
+            .index_q = index_q_.view(),
+            .index_k = index_k_.view(),
             .cu_seqlens_q = cu_seqlens_q_.view(),
             .cu_seqlens_kv = cu_seqlens_kv_.view(),
             .kv_lens = kv_lens_.view(),
@@ -166,6 +171,7 @@ class PrefillCall {
   BorrowedArray q_, k_, v_, block_index_, cu_seqlens_q_, cu_seqlens_kv_, kv_lens_, block_table_;
   BorrowedScale q_scale_, k_scale_, v_scale_;
   BorrowedArray out_, lse_;
+  BorrowedArray index_q_, index_k_;
   sm90::PrefillOptions options_;
 };
 
@@ -176,13 +182,16 @@ void bind_prefill(nb::module_& module) {
   nb::class_<PrefillCall>(module, "PrefillCall")
       .def(nb::init<nb::handle, nb::handle, nb::handle, nb::handle, nb::handle, nb::handle, nb::handle, nb::handle,
                     nb::handle, nb::handle, nb::handle, nb::handle, nb::handle, nb::handle, nb::handle, nb::handle,
-                    nb::handle, nb::handle, nb::handle, nb::handle>(),
+                    nb::handle, nb::handle, nb::handle, nb::handle, nb::handle>(),
            "q"_any, "k"_any, "v"_any, "block_index"_any, "cu_seqlens_q"_any, "cu_seqlens_kv"_any, "kv_lens"_any,
            "block_table"_any, "q_scale"_any, "k_scale"_any, "v_scale"_any, "out"_any, "lse"_any, "kv_block_size"_any,
            "causal"_any, "softmax_scale"_any, "loop_order"_any, "workspace_limit"_any, "max_kv_blocks"_any,
-           "stream"_any)
+           "tile_tokens"_any, "stream"_any)
+      .def("choose_from", &PrefillCall::choose_from, "index_q"_any, "index_k"_any, "top_k"_any, "local_blocks"_any,
+           "init_blocks"_any, "dense_up_to"_any)
       .def_prop_ro("workspace_bytes", &PrefillCall::workspace_bytes)
-      .def("run", &PrefillCall::run, "workspace"_any);
+      .def("run", &PrefillCall::run, "workspace"_any)
+      .def("explain", &PrefillCall::explain, "workspace"_any);
 }
 
 }  // namespace tilesieve::python

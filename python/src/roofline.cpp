@@ -108,6 +108,14 @@ void bind_roofline(nb::module_& module) {
     return devices;
   });
   module.def("roofline_device", [](std::string_view name) { return dict_of(roofline_device(name)); });
+  module.def("measure_roofline_device", [] {
+    RooflineDevice device;
+    {
+      const nb::gil_scoped_release release;
+      device = measure_roofline_device();
+    }
+    return dict_of(device);
+  });
   module.def("roofline", &model, "problem"_any, "num_selected_blocks"_any, "device"_any, "sizes"_any, "tile_tokens"_any,
              "union_blocks"_any, "work_items_per_block"_any, "num_resident_kv_heads"_any);
 }

@@ -85,6 +85,17 @@ double softmax_scale_of(nb::handle object) {
   return scale;
 }
 
+uint64_t seed_of(nb::handle object) {
+  const int64_t number = whole_number("seed", object);
+  if (number < 0) throw Error("seed: got " + std::to_string(number) + ", expected 0 or more");
+  return static_cast<uint64_t>(number);
+}
+
+void check_dense_loop_order(LoopOrder loop_order) {
+  if (loop_order != LoopOrder::kv_outer) return;
+  throw Error("loop_order: got 'kv_outer' without a block_index; attention over all keys is q_outer");
+}
+
 nb::object decoded(std::string_view bytes, const char* errors) {
   nb::object text = nb::steal(PyUnicode_DecodeUTF8(bytes.data(), static_cast<Py_ssize_t>(bytes.size()), errors));
   if (!text.is_valid()) throw nb::python_error();

@@ -9,6 +9,8 @@
 #include <string>
 #include <string_view>
 
+#include "tilesieve/plan.h"
+
 namespace tilesieve::python {
 
 namespace nb = nanobind;
@@ -33,6 +35,12 @@ std::string_view text(const char* argument, nb::handle object);
 
 // The factor of the logits: a positive number, or None for 0, which is the library's word for 1 / sqrt(head_dim).
 double softmax_scale_of(nb::handle object);
+
+// Of the router 'random'.
+uint64_t seed_of(nb::handle object);
+
+// Throws Error where attention over all keys is asked for in a loop order that it does not have.
+void check_dense_loop_order(LoopOrder loop_order);
 
 // Text of the library or of a file. Bytes that are no UTF-8 become what Python makes of those in the names of files, or
 // what `errors` says.

@@ -62,8 +62,33 @@ class Call:
     def run(self, **options: Any) -> Any:
         return tilesieve.attend(self.q, self.k, self.v, self.ids, **(self.lengths | options))
 
-    def workspace_bytes(self) -> int:
-        return tilesieve.workspace_bytes(self.q, self.k, self.v, self.ids, **self.lengths)
+    def prefill(self, **options: Any) -> Any:
+        return tilesieve.sparse_prefill(self.q, self.k, self.v, **(self.lengths | options))
+
+    def workspace_bytes(self, **options: Any) -> int:
+        return tilesieve.workspace_bytes(self.q, self.k, self.v, self.ids, **self.lengths, **options)
+
+    def index(self, dtype: Any = torch.bfloat16) -> dict[str, Any]:
+        """Tensors of the index branch, of numbers so small that scores are exact and the choice is the CPU's."""
+        return {name: torch.randint(-2, 3, shape, device="cuda").to(dtype)
+                for name, shape in (("index_q", (self.q.shape[0], self.k.shape[1], 128)),
+                                    ("index_k", (self.k.shape[0], 128)))}
+
+    def paged(self, packed: Any) -> tuple[Any, dict[str, Any]]:
+        """A tensor of keys as pages in any order, with NaN where there is no key, and the lengths that go with them."""
+        counts = [-(-length // BLOCK) for length in self.kv_lens]
+        table = torch.full((len(counts), max(counts)), -1, dtype=torch.int32)
+        cache = torch.full((sum(counts) + 2, BLOCK, *packed.shape[1:]), torch.nan, device="cuda").to(packed.dtype)
+        torch.manual_seed(2)
+        pages, begin, used = torch.randperm(len(cache)), 0, 0
+        for row, (count, length) in enumerate(zip(counts, self.kv_lens, strict=True)):
+            for b in range(count):
+                table[row, b], used = int(pages[used]), used + 1
+                tokens = slice(begin + b * BLOCK, begin + min(length, (b + 1) * BLOCK))
+                cache[table[row, b], : tokens.stop - tokens.start] = packed[tokens]
+            begin += length
+        return cache, {"cu_seqlens_q": self.lengths["cu_seqlens_q"], "block_table": table.cuda(),
+                       "kv_lens": torch.tensor(self.kv_lens, dtype=torch.int32).cuda()}
 
     def want(self) -> tuple[Any, Any]:
         """o and lse in f64, by PyTorch's arithmetic over a mask."""
@@ -74,7 +99,9 @@ class Call:
             k, v = (x[kv_begin : kv_begin + kv_len].double().transpose(0, 1).repeat_interleave(self.group, 0)
                     for x in (self.k, self.v))
             keys = torch.arange(kv_len, device="cuda")
-            picked = (self.ids[:, q_begin : q_begin + q_len, :, None] == keys // BLOCK).any(2)
+            picked = torch.ones((self.k.shape[1], q_len, kv_len), dtype=torch.bool, device="cuda")
+            if self.ids is not None:
+                picked = (self.ids[:, q_begin : q_begin + q_len, :, None] == keys // BLOCK).any(2)
             visible = keys <= torch.arange(q_len, device="cuda")[:, None] + kv_len - q_len
             scores = q @ k.transpose(1, 2) * q.shape[2] ** -0.5
             scores = scores.masked_fill(~(picked & visible).repeat_interleave(self.group, 0), -torch.inf)
@@ -96,13 +123,128 @@ def assert_close(got: Any, want: Any, tolerance: float, lse_tolerance: float) ->
                                                                    (torch.float8_e4m3fn, 0.2, 2e-2)])
 def test_matches_torch(dtype: Any, tolerance: float, lse_tolerance: float, group: int, head_dim: int) -> None:
     call = Call(dtype, head_dim, group)
-    o, lse = call.run(return_lse=True)
-    assert o.dtype == torch.bfloat16 and o.is_cuda and lse.dtype == torch.float32
-    assert_close((o, lse), call.want(), tolerance, lse_tolerance)
-    loops = [call.run(return_lse=True, loop_order=order) for order in ("q_outer", "kv_outer")]
-    for loop in loops:
-        assert_close(loop, call.want(), tolerance, lse_tolerance)
-    assert any(torch.equal(o, of_loop) for of_loop, _ in loops)
+    want = call.want()
+    for loop_order in ("auto", "q_outer", "kv_outer"):
+        o, lse = call.run(return_lse=True, loop_order=loop_order)
+        assert o.dtype == torch.bfloat16 and o.is_cuda and lse.dtype == torch.float32
+        assert_close((o, lse), want, tolerance, lse_tolerance)
+
+
+def test_without_ids_all_keys_are_attended_to() -> None:
+    call = Call()
+    call.ids = None
+    assert_close(call.run(return_lse=True), call.want(), 2e-2, 1e-3)
+    workspace = torch.empty(call.workspace_bytes(), dtype=torch.uint8, device="cuda")
+    assert torch.equal(call.run(workspace=workspace), call.run())
+    with pytest.raises(ValueError, match=r"^loop_order: got 'kv_outer' without a block_index"):
+        call.run(loop_order="kv_outer")
+
+
+def test_tile_tokens_change_no_bit() -> None:
+    call = Call()
+    want = call.run(loop_order="q_outer")
+    for tile_tokens in (1, 2, 4):  # 4 tokens of 16 heads are 64 rows
+        assert torch.equal(call.run(loop_order="q_outer", tile_tokens=tile_tokens), want)
+    with pytest.raises(ValueError, match=r"^tile_tokens: got 5, expected 0 to 4"):
+        call.run(tile_tokens=5)
+
+
+@pytest.mark.parametrize("options", [{}, {"causal": False}, {"kv_block_size": 64}, {"local_blocks": 0},
+                                     {"local_blocks": 2, "init_blocks": 1}, {"top_k": 32}, {"router": "index"}])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float8_e4m3fn])
+def test_route_chooses_as_the_cpu(dtype: Any, options: dict[str, Any]) -> None:
+    call = Call()
+    index = call.index(dtype)
+    options = {"top_k": 4} | options
+    got = tilesieve.route(**index, **call.lengths, **options)
+    want = tilesieve.route(**{name: tensor.cpu() for name, tensor in (index | call.lengths).items()}, **options)
+    assert got.is_cuda and got.dtype == torch.int32 and torch.equal(got.cpu(), want)
+    assert torch.equal(tilesieve.route(call.q, call.k, **index, **call.lengths, **options), got)
+
+
+def test_route_takes_pages_and_one_sequence() -> None:
+    call = Call(q_lens=(200, 65), kv_lens=(200, 1500))
+    index = call.index()
+    want = tilesieve.route(top_k=3, **index, **call.lengths)
+    pages, lengths = call.paged(index["index_k"])
+    assert torch.equal(tilesieve.route(top_k=3, index_q=index["index_q"], index_k=pages, **lengths), want)
+    call = Call(q_lens=(200,), kv_lens=(1500,))
+    index = call.index()
+    assert torch.equal(tilesieve.route(top_k=3, **index), tilesieve.route(top_k=3, **index, **call.lengths))
+
+
+@pytest.mark.parametrize("loop_order", ["q_outer", "kv_outer"])
+def test_sparse_prefill_attends_to_what_route_chooses(loop_order: str) -> None:
+    call = Call(top_k=3)
+    index = call.index()
+    options = {"top_k": 3, "local_blocks": 1, "init_blocks": 1}
+    call.ids = tilesieve.route(**index, **call.lengths, **options)
+    o, lse = call.prefill(return_lse=True, loop_order=loop_order, **index, **options)
+    want, want_lse = call.run(return_lse=True, loop_order=loop_order)
+    assert torch.equal(o, want) and torch.equal(lse, want_lse)
+    assert_close((o, lse), call.want(), 2e-2, 1e-3)
+
+
+def test_sparse_prefill_takes_pages() -> None:
+    call = Call(q_lens=(200, 65), kv_lens=(200, 1500))
+    index = call.index()
+    want = call.prefill(loop_order="q_outer", top_k=3, **index)
+    (call.k, lengths), (call.v, _), (pages, _) = (call.paged(x) for x in (call.k, call.v, index["index_k"]))
+    call.lengths = lengths
+    got = call.prefill(loop_order="q_outer", top_k=3, index_q=index["index_q"], index_k=pages)
+    assert torch.equal(got, want)
+
+
+def test_sparse_prefill_of_few_keys_is_dense() -> None:
+    call = Call(kv_lens=(1000, 40, 1500))
+    index = call.index()
+    call.ids = None
+    dense = call.run()
+    assert torch.equal(call.prefill(top_k=2, dense_up_to=2540, **index), dense)  # the shapes allow as many
+    for most in (0, 2539):
+        assert not torch.equal(call.prefill(top_k=2, dense_up_to=most, **index), dense)
+
+
+def test_sparse_prefill_works_in_given_memory_on_a_given_stream_and_in_graphs() -> None:
+    call = Call()
+    index, options = call.index(), {"top_k": 3, "dense_up_to": 0}
+    want = call.prefill(**index, **options)
+    call.ids = None
+    needed = call.workspace_bytes(**index, **options)
+    out, workspace = torch.empty_like(want), torch.empty(needed, dtype=torch.uint8, device="cuda")
+    side = torch.cuda.Stream()
+    call.prefill(out=out, workspace=workspace, stream=side, **index, **options)
+    side.synchronize()
+    assert torch.equal(out, want)
+    with pytest.raises(ValueError, match=rf"^workspace: got {needed - 256} bytes, need {needed}"):
+        call.prefill(workspace=workspace[:-256], **index, **options)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        call.prefill(out=out, workspace=workspace, **index, **options)
+        ids = tilesieve.route(top_k=3, **index, **call.lengths)
+    for tensor in index.values():
+        tensor.copy_(torch.randint(-2, 3, tensor.shape, device="cuda"))
+    graph.replay()
+    torch.cuda.synchronize()
+    assert torch.equal(out, call.prefill(**index, **options)) and not torch.equal(out, want)
+    assert torch.equal(ids, tilesieve.route(top_k=3, **index, **call.lengths))
+
+
+def test_explain_says_which_loop() -> None:
+    call = Call()
+    sizes = {"q": call.q, "k": call.k, **call.lengths}
+    for loop_order in ("q_outer", "kv_outer"):
+        text = tilesieve.explain(block_index=call.ids, loop_order=loop_order, **sizes)
+        assert text.startswith(f"{loop_order} (as asked); 265 query tokens, top_k 4")
+    assert tilesieve.explain(block_index=call.ids, **sizes).startswith(("q_outer (", "kv_outer ("))
+    assert tilesieve.explain(block_index=None, **sizes).startswith("q_outer (dense: no block index)")
+
+
+def test_a_measured_device_goes_into_the_roofline() -> None:
+    device = tilesieve.measure_roofline_device()
+    assert 1e12 < device.hbm_bandwidth < device.l2_bandwidth and device.usable_l2_bytes > 1e7
+    model = tilesieve.roofline(num_selected_blocks=2048, device=device)
+    assert 0 < model.rows["q_outer"].seconds < 1
 
 
 def test_matches_the_cpu() -> None:
@@ -114,23 +256,10 @@ def test_matches_the_cpu() -> None:
 
 def test_pages_are_the_same_as_packed_keys() -> None:
     call = Call(q_lens=(200, 65), kv_lens=(200, 1500))
-    want = call.run()
-    counts = [-(-length // BLOCK) for length in call.kv_lens]
-    table = torch.full((2, max(counts)), -1, dtype=torch.int32)
-    cache = torch.full((sum(counts) + 2, 2, BLOCK, *call.k.shape[1:]), torch.nan, device="cuda", dtype=torch.bfloat16)
-    pages, begin, used = torch.randperm(len(cache)), 0, 0
-    for row, (count, length) in enumerate(zip(counts, call.kv_lens, strict=True)):
-        for b in range(count):
-            page = int(pages[used])
-            table[row, b], used = page, used + 1
-            tokens = slice(begin + b * BLOCK, begin + min(length, (b + 1) * BLOCK))
-            cache[page, 0, : tokens.stop - tokens.start] = call.k[tokens]
-            cache[page, 1, : tokens.stop - tokens.start] = call.v[tokens]
-        begin += length
-    call.k, call.v = cache[:, 0], cache[:, 1]
-    call.lengths |= {"cu_seqlens_kv": None, "block_table": table.cuda(),
-                     "kv_lens": torch.tensor(call.kv_lens, dtype=torch.int32).cuda()}
-    assert torch.equal(call.run(), want)
+    want = call.run(loop_order="kv_outer")
+    cache, call.lengths = call.paged(torch.stack((call.k, call.v), 1))
+    call.k, call.v = cache[:, :, 0], cache[:, :, 1]
+    assert torch.equal(call.run(loop_order="kv_outer"), want)
 
 
 def test_works_on_the_current_stream() -> None:
@@ -225,8 +354,8 @@ def test_is_captured_in_a_graph_and_replayed_with_other_data() -> None:
 
 def test_passes_through_little_memory_change_no_bit() -> None:
     call = Call(kv_lens=(2000, 40, 3000), q_lens=(2000, 0, 1000))
-    want = call.run()
-    assert torch.equal(call.run(workspace_limit=64 << 20), want)
+    want = call.run(loop_order="kv_outer")
+    assert torch.equal(call.run(loop_order="kv_outer", workspace_limit=64 << 20), want)
 
 
 def test_calls_leak_nothing() -> None:
@@ -270,7 +399,8 @@ def test_what_is_written_may_not_overlap_what_is_read() -> None:
     call = Call()
     out = torch.empty_like(call.q)
     workspace = torch.empty(call.workspace_bytes() + call.q.nbytes, dtype=torch.uint8, device="cuda")
-    for options, words in (({"out": call.q}, "out: overlaps q"), ({"out": out, "workspace": out}, "workspace: overlaps out"),
+    for options, words in (({"out": call.q}, "out: overlaps q"),
+                           ({"out": out, "workspace": out}, "workspace: overlaps out"),
                            ({"lse": workspace[: call.q.shape[0] * call.q.shape[1] * 4].view(torch.float32).view(
                                call.q.shape[:2]), "workspace": workspace}, "workspace: overlaps lse")):
         with pytest.raises(ValueError, match=words):
@@ -285,11 +415,13 @@ def test_scales_may_have_no_dimension() -> None:
 
 def test_refuses_what_is_not_on_the_gpu_yet() -> None:
     call = Call()
-    with pytest.raises(ValueError, match="block_index: got None"):
-        tilesieve.attend(call.q, call.k, call.v, **call.lengths)
-    for sparse in (lambda: tilesieve.route(call.q, call.k), lambda: tilesieve.sparse_prefill(call.q, call.k, call.v)):
-        with pytest.raises(ValueError, match="q: lies on a CUDA device; routing"):
+    for sparse in (lambda: tilesieve.route(call.q, call.k), lambda: call.prefill()):
+        with pytest.raises(ValueError, match=r"^router: got None without index_q and index_k"):
             sparse()
+    with pytest.raises(ValueError, match=r"^router: got 'oracle', expected index"):
+        call.prefill(router="oracle")
+    with pytest.raises(ValueError, match=r"^q: lies on a CUDA device; the scores are on the CPU"):
+        tilesieve.route_scores(call.q, call.k)
     with pytest.raises(ValueError, match="workspace: got|need"):
         call.run(workspace=torch.empty(256, dtype=torch.uint8, device="cuda"))
 

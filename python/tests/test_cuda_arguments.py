@@ -54,11 +54,12 @@ class OnCuda:
         return CUDA, self.device
 
 
+def zeros(*shape: int, dtype: Any = ml_dtypes.bfloat16) -> OnCuda:
+    return OnCuda(np.zeros(shape, dtype))
+
+
 def arguments() -> dict[str, Any]:
     """A call whose workspace, which is too small and on the CPU, is its only fault."""
-    def zeros(*shape: int, dtype: Any = ml_dtypes.bfloat16) -> OnCuda:
-        return OnCuda(np.zeros(shape, dtype))
-
     return {"q": zeros(10, 4, 64), "k": zeros(300, 2, 64), "v": zeros(300, 2, 64),
             "block_index": zeros(2, 10, 2, dtype=np.int32), "out": zeros(10, 4, 64),
             "lse": zeros(10, 4, dtype=np.float32), "cu_seqlens_q": zeros(2, dtype=np.int32),
@@ -66,6 +67,8 @@ def arguments() -> dict[str, Any]:
 
 
 GIVEN = arguments()
+INDEX = {"index_q": zeros(10, 2, 128), "index_k": zeros(300, 128)}
+LENGTHS = {name: GIVEN[name] for name in ("cu_seqlens_q", "cu_seqlens_kv")}
 Q, K, OUT = (GIVEN[name].array for name in ("q", "k", "out"))
 
 
@@ -80,6 +83,7 @@ class Handle:
     ({}, ValueError, "workspace: lies on the CPU, expected cuda:0 as q"),
     ({"k": None}, ValueError, "k: got None"),
     ({"v": None}, ValueError, "v: got None"),
+    ({"block_index": None, "loop_order": "kv_outer"}, ValueError, "loop_order: got 'kv_outer' without a block_index"),
     ({"k": K}, ValueError, "k: lies on the CPU, expected cuda:0 as q"),
     ({"k": OnCuda(K, 1)}, ValueError, "k: lies on cuda:1, expected cuda:0 as q"),
     ({"out": OUT}, ValueError, "out: lies on the CPU"),
@@ -99,9 +103,10 @@ class Handle:
     ({"softmax_scale": 0}, ValueError, "softmax_scale: got 0"),
     ({"workspace_limit": 0}, ValueError, "workspace_limit: got 0"),
     ({"max_kv_blocks": 0}, ValueError, "max_kv_blocks: got 0, expected 1 or more, or None"),
+    ({"tile_tokens": 0}, ValueError, "tile_tokens: got 0, expected 1 or more, or None"),
     ({"k_scale": 0.5}, TypeError, "k_scale: got float, expected an array"),
-    ({"cu_seqlens_q": None}, ValueError, "cu_seqlens_q: got None, needed where q is a CUDA array of"),
-    ({"cu_seqlens_kv": None}, ValueError, "cu_seqlens_kv: got None, needed where q is a CUDA array of"),
+    ({"cu_seqlens_q": None}, ValueError, "cu_seqlens_q: got None, needed with CUDA arrays of"),
+    ({"cu_seqlens_kv": None}, ValueError, "cu_seqlens_kv: got None, needed with CUDA arrays of"),
     ({"cu_seqlens_kv": [0, 300]}, TypeError, "cu_seqlens_kv: got list"),
     ({"stream": "side"}, TypeError, "stream: got str, expected a handle as a whole number, or an object with"),
     ({"stream": True}, TypeError, "stream: got bool"),
@@ -118,11 +123,101 @@ def test_refuses_by_name(change: dict[str, Any], exception: type[Exception], wor
         tilesieve.attend(**(GIVEN | change))
 
 
+# Of what chooses blocks: the same in route and sparse_prefill.
+CHOOSING: list[tuple[dict[str, Any], type[Exception], str]] = [
+    ({"router": "qk_max"}, ValueError, "router: got 'qk_max', expected index, the router of CUDA devices"),
+    ({"router": "oracle"}, ValueError, "router: got 'oracle', expected index"),
+    ({"router": "best"}, ValueError, "router: got 'best', expected index, qk_max"),
+    ({"router": 3}, TypeError, "router: got int"),
+    ({"index_q": None, "index_k": None}, ValueError, "router: got None without index_q and index_k, expected index"),
+    ({"index_k": None}, ValueError, r"index_k: got None, expected \[total_kv, 128\]"),
+    ({"index_k": INDEX["index_k"].array}, ValueError, "index_k: lies on the CPU, expected cuda:0"),
+    ({"top_k": 0}, ValueError, "top_k: got 0, expected 1 to 32"),
+    ({"top_k": 33}, ValueError, "top_k: got 33, expected 1 to 32"),
+    ({"top_k": 1.5}, TypeError, "top_k: got float"),
+    ({"local_blocks": "1"}, TypeError, "local_blocks: got str"),
+    ({"init_blocks": None}, TypeError, "init_blocks: got None"),
+    ({"seed": -1}, ValueError, "seed: got -1"),
+    ({"softmax_scale": 0}, ValueError, "softmax_scale: got 0"),
+    ({"kv_block_size": "64"}, TypeError, "kv_block_size: got str"),
+    ({"causal": 1}, TypeError, "causal: got int"),
+    ({"num_threads": 2}, ValueError, "num_threads: is for calls on the CPU"),
+    ({"isa": "amx"}, ValueError, "isa: is for calls on the CPU"),
+    ({"progress": True}, ValueError, "progress: is for calls on the CPU"),
+    ({"cu_seqlens_kv": None}, ValueError, "cu_seqlens_kv: got None, needed with CUDA arrays of"),
+]
+
+
+@pytest.mark.parametrize(("change", "exception", "words"), [
+    ({}, ValueError, "index_q: got a CUDA array of test_cuda_arguments, whose arrays cannot be written to"),
+    ({"index_q": None}, ValueError, "index_q: got None, expected"),
+    ({"index_q": INDEX["index_q"].array}, ValueError, "index_q: lies on the CPU, expected a CUDA device"),
+    ({"index_q": zeros(10, 128)}, ValueError, "index_q: got bf16"),
+    *CHOOSING,
+])
+def test_route_refuses_by_name(change: dict[str, Any], exception: type[Exception], words: str) -> None:
+    with pytest.raises(exception, match="^" + words):
+        tilesieve.route(**({"q": GIVEN["q"], **INDEX, **LENGTHS} | change))
+
+
+@pytest.mark.parametrize(("change", "exception", "words"), [
+    ({}, ValueError, "workspace: lies on the CPU, expected cuda:0 as q"),
+    ({"index_q": None}, ValueError, "index_q: got None, expected"),
+    ({"index_q": INDEX["index_q"].array}, ValueError, "index_q: lies on the CPU, expected cuda:0 as q"),
+    ({"q": Q}, ValueError, "index_q: lies on a CUDA device, expected the CPU as q"),
+    ({"out": OnCuda(INDEX["index_q"].array.reshape(10, 4, 64))}, ValueError, "out: overlaps index_q"),
+    ({"workspace": INDEX["index_k"]}, ValueError, "workspace: overlaps index_k"),
+    ({"dense_up_to": -1}, ValueError, "dense_up_to: got -1, expected 0 or more, or None"),
+    ({"dense_up_to": "all"}, TypeError, "dense_up_to: got str"),
+    ({"stream": 0, "workspace": None}, ValueError, "workspace: got None, needed with a stream"),
+    *CHOOSING,
+])
+def test_sparse_prefill_refuses_by_name(change: dict[str, Any], exception: type[Exception], words: str) -> None:
+    given = {name: value for name, value in GIVEN.items() if name != "block_index"}
+    with pytest.raises(exception, match="^" + words):
+        tilesieve.sparse_prefill(**(given | INDEX | change))
+
+
+def test_workspace_bytes_refuses_by_name() -> None:
+    tensors = (GIVEN["q"], GIVEN["k"], GIVEN["v"])
+    for ids, change, words in ((GIVEN["block_index"], {"num_threads": 1}, "num_threads: is for calls on the CPU"),
+                               (GIVEN["block_index"], INDEX, "block_index: got an array beside index_q and index_k"),
+                               (None, {"index_q": INDEX["index_q"]}, "index_k: got None"),
+                               (None, {"dense_up_to": 1}, "dense_up_to: got one without index_q and index_k"),
+                               (None, {"loop_order": "kv_outer"}, "loop_order: got 'kv_outer' without a block_index")):
+        with pytest.raises(ValueError, match="^" + words):
+            tilesieve.workspace_bytes(*tensors, ids, **LENGTHS, **change)
+
+
+def test_explain_refuses_by_name() -> None:
+    for change, words in (({}, "q: got a CUDA array of test_cuda_arguments, whose arrays cannot be written to"),
+                          ({"isa": "amx"}, "isa: is for calls on the CPU"),
+                          ({"tile_tokens": 0}, "tile_tokens: got 0")):
+        with pytest.raises(ValueError, match="^" + words):
+            tilesieve.explain(GIVEN["q"], GIVEN["k"], GIVEN["block_index"], **LENGTHS, **change)
+
+
 def test_what_the_cpu_alone_does_is_refused() -> None:
-    for call in (lambda: tilesieve.route(GIVEN["q"], GIVEN["k"]),
-                 lambda: tilesieve.sparse_prefill(GIVEN["q"], GIVEN["k"], GIVEN["v"]),
-                 lambda: tilesieve.route(index_q=GIVEN["q"], index_k=GIVEN["k"])):
-        with pytest.raises(ValueError, match="q: lies on a CUDA device; routing is on the CPU so far"):
+    for name, call in (("q", lambda: tilesieve.route_scores(GIVEN["q"], GIVEN["k"])),
+                       ("index_q", lambda: tilesieve.route_scores(**INDEX))):
+        with pytest.raises(ValueError, match=f"^{name}: lies on a CUDA device; the scores are on the CPU so far"):
             call()
-    with pytest.raises(ValueError, match="num_threads: is for calls on the CPU"):
-        tilesieve.workspace_bytes(GIVEN["q"], GIVEN["k"], GIVEN["v"], GIVEN["block_index"], num_threads=1)
+
+
+@pytest.mark.parametrize("argument", ["tile_tokens", "max_kv_blocks", "dense_up_to"])
+def test_what_cuda_alone_has_is_refused_on_the_cpu(argument: str) -> None:
+    q, k, v, ids = (GIVEN[name].array for name in ("q", "k", "v", "block_index"))
+    calls = {"sparse_prefill": lambda: tilesieve.sparse_prefill(q, k, v, **{argument: 1}),
+             "workspace_bytes": lambda: tilesieve.workspace_bytes(q, k, v, ids, **{argument: 1})}
+    if argument != "dense_up_to":
+        calls |= {"attend": lambda: tilesieve.attend(q, k, v, ids, **{argument: 1}),
+                  "explain": lambda: tilesieve.explain(q, k, ids, **{argument: 1})}
+    for call in calls.values():
+        with pytest.raises(ValueError, match=f"^{argument}: is for calls on a CUDA device, and q lies on the CPU"):
+            call()
+
+
+@pytest.mark.skipif(any(kernel.device == "cuda" for kernel in tilesieve.kernels()), reason="this build has CUDA")
+def test_without_cuda_there_is_no_device_to_measure() -> None:
+    with pytest.raises(ValueError, match=r"^measure: this build has no CUDA"):
+        tilesieve.measure_roofline_device()

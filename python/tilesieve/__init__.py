@@ -25,6 +25,7 @@ from ._roofline import (
     RooflineDevice,
     RooflineRow,
     RooflineSizes,
+    measure_roofline_device,
     roofline,
     roofline_devices,
 )
@@ -56,6 +57,7 @@ __all__ = [
     "explain",
     "kernels",
     "mass",
+    "measure_roofline_device",
     "plan",
     "read_tensors",
     "roofline",

@@ -89,7 +89,7 @@ def whole_sequence(q: Any, tokens: Any, argument: str) -> Any:
 
         with q.device:
             return cupy.arange(2, dtype="int32") * count
-    raise _core.Error(f"{argument}: got None, needed where q is a CUDA array of {library}")
+    raise _core.Error(f"{argument}: got None, needed with CUDA arrays of {library}")
 
 
 def new_out(q: Any) -> Any:

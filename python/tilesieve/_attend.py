@@ -10,14 +10,14 @@ import numpy as np
 from . import _core
 from ._arrays import A, Array, on_cuda, outputs
 from ._options import Attending, Isa, Lengths, LoopOrder, Running, Scale
-from ._prefill import attend_on_cuda, workspace_bytes_on_cuda
+from ._prefill import Choice, attend_on_cuda, explain_on_cuda, workspace_bytes_on_cuda
 from ._problem import Problem
 from ._progress import progress_bar
 
 
-def refuse_cuda_arguments(max_kv_blocks: int | None, stream: Any) -> None:
+def refuse_cuda_arguments(**arguments: Any) -> None:
     """Raises an Error where a call on the CPU is given what is for a CUDA device."""
-    for name, got in (("stream", stream), ("max_kv_blocks", max_kv_blocks)):
+    for name, got in arguments.items():
         if got is not None:
             raise _core.Error(f"{name}: is for calls on a CUDA device, and q lies on the CPU")
 
@@ -56,13 +56,14 @@ def attend(
     num_threads: int | None = None,
     isa: Isa = "best",
     max_kv_blocks: int | None = None,
+    tile_tokens: int | None = None,
     stream: Any = None,
     progress: bool = False,
 ) -> Any:
     """Attention over chosen blocks of keys, or over all of them: softmax(softmax_scale · q kᵀ) v.
 
-    On the CPU, or on a Hopper GPU where q lies there: over chosen blocks, in bf16 and fp8, in four stages. What a GPU
-    takes is marked CUDA below; besides, there the group num_q_heads // num_kv_heads is 1, 2, 4, 8 or 16, all arrays lie
+    On the CPU, or in bf16 and fp8 on a Hopper GPU where q lies there. What a GPU takes is marked CUDA below; besides,
+    there the group num_q_heads // num_kv_heads is 1, 2, 4, 8 or 16, all arrays lie
     on q's device, and strides of q, k, v and out are multiples of 16 bytes.
 
     Args:
@@ -75,8 +76,8 @@ def attend(
         v: values, as k, with strides of their own.
         block_index: i32 [num_kv_heads, total_q, capacity], the ids of key blocks that each token's query heads attend
             to, counted inside the token's own sequence. In any order; -1, ids out of range and blocks in the future
-            contribute nothing, a duplicate counts once. None = every visible key (on the CPU). CUDA: a capacity of 32
-            at the most. Ids count blocks of kv_block_size keys: an index made for blocks of 64 and read in blocks of
+            contribute nothing, a duplicate counts once. None = every visible key, in q_outer. CUDA: a capacity of 32 at
+            the most. Ids count blocks of kv_block_size keys: an index made for blocks of 64 and read in blocks of
             128 is of a right shape, and silently of the wrong keys.
         causal: query i of a sequence sees the keys up to position kv_len - q_len + i; else all of its sequence.
         softmax_scale: factor of q kᵀ, above 0; None = 1 / sqrt(head_dim).
@@ -107,7 +108,9 @@ def attend(
         isa: instruction set on the CPU; "best" = the best that has a kernel for the call.
         max_kv_blocks: on CUDA, a bound of the key blocks of all sequences together, which saves time and workspace
             where a block_table is wide; None = what the shapes allow. Where lengths go beyond it, tokens that picked a
-            block past it get NaN.
+            block past it get NaN in kv_outer.
+        tile_tokens: on CUDA, neighbouring query tokens that q_outer computes together, over the union of their blocks:
+            1 up to what 64 rows (token, query head of the group) hold; changes no bit. None = chosen by shapes.
         stream: on CUDA, the stream to work on, with out and workspace given, lse if it is wanted, and the lengths: a
             handle (0 = the legacy default stream), or an object with __cuda_stream__, .cuda_stream (PyTorch) or .ptr
             (CuPy); None = the current stream of q's library.
@@ -128,9 +131,9 @@ def attend(
             cu_seqlens_q=cu_seqlens_q, cu_seqlens_kv=cu_seqlens_kv, kv_lens=kv_lens, block_table=block_table,
             q_scale=q_scale, k_scale=k_scale, v_scale=v_scale, out=out, lse=lse, return_lse=return_lse,
             loop_order=loop_order, workspace=workspace, workspace_limit=workspace_limit, num_threads=num_threads,
-            isa=isa, max_kv_blocks=max_kv_blocks, stream=stream, progress=progress)
-    if max_kv_blocks is not None or stream is not None:  # likewise
-        refuse_cuda_arguments(max_kv_blocks, stream)
+            isa=isa, max_kv_blocks=max_kv_blocks, tile_tokens=tile_tokens, stream=stream, progress=progress)
+    if max_kv_blocks is not None or tile_tokens is not None or stream is not None:  # likewise
+        refuse_cuda_arguments(max_kv_blocks=max_kv_blocks, tile_tokens=tile_tokens, stream=stream)
     call = _core.Call(q, k, v, None, None, block_table, q_scale, k_scale, v_scale, cu_seqlens_q, cu_seqlens_kv, kv_lens,
                       kv_block_size, 1, causal, softmax_scale)
     out, lse = outputs(q, out, lse, return_lse)
@@ -246,7 +249,7 @@ def plan(
 def explain(
     q: Array,
     k: Array,
-    block_index: Array,
+    block_index: Array | None,
     *,
     causal: bool = True,
     softmax_scale: float | None = None,
@@ -259,8 +262,24 @@ def explain(
     workspace_limit: int | None = None,
     num_threads: int | None = None,
     isa: Isa = "best",
+    max_kv_blocks: int | None = None,
+    tile_tokens: int | None = None,
 ) -> str:
-    """Says in words how `attend` would walk a block index on the CPU, and why: `plan(...).explanation`."""
+    """Says in words how `attend` would walk a block index, and why. On the CPU `plan(...).explanation`.
+
+    Of q and k only shapes and types are read. On CUDA block_index may be None; where it is the device that decides, the
+    call makes the same decision on the current stream of q's library and waits for it, so it is for no graph. Arguments
+    and errors as of `attend`.
+    """
+    if on_cuda(q):
+        return explain_on_cuda(
+            q, k, block_index, causal=causal, softmax_scale=softmax_scale, kv_block_size=kv_block_size,
+            cu_seqlens_q=cu_seqlens_q, cu_seqlens_kv=cu_seqlens_kv, kv_lens=kv_lens, block_table=block_table,
+            loop_order=loop_order, workspace_limit=workspace_limit, num_threads=num_threads, isa=isa,
+            max_kv_blocks=max_kv_blocks, tile_tokens=tile_tokens)
+    refuse_cuda_arguments(max_kv_blocks=max_kv_blocks, tile_tokens=tile_tokens)
+    if block_index is None:
+        raise _core.Error("block_index: got None, expected i32 [num_kv_heads, total_q, capacity]")
     return plan(
         q, k, block_index, causal=causal, softmax_scale=softmax_scale, kv_block_size=kv_block_size,
         cu_seqlens_q=cu_seqlens_q, cu_seqlens_kv=cu_seqlens_kv, kv_lens=kv_lens, block_table=block_table,
@@ -271,8 +290,11 @@ def workspace_bytes(
     q: Array,
     k: Array,
     v: Array,
-    block_index: Array,
+    block_index: Array | None = None,
     *,
+    top_k: int = 16,
+    index_q: Array | None = None,
+    index_k: Array | None = None,
     causal: bool = True,
     softmax_scale: float | None = None,
     kv_block_size: int | None = None,
@@ -288,19 +310,29 @@ def workspace_bytes(
     num_threads: int | None = None,
     isa: Isa = "best",
     max_kv_blocks: int | None = None,
+    tile_tokens: int | None = None,
+    dense_up_to: int | None = None,
 ) -> int:
-    """Bytes of workspace that `attend` needs with these arguments.
+    """Bytes of workspace that `attend` needs with these arguments; on CUDA with index_q and index_k, `sparse_prefill`.
 
-    On the CPU it is that of the plan, and depends on the ids: 0 where the queries are the outer loop. On CUDA only
-    shapes are read, and the answer holds for all data, lengths and ids within them. Arguments and errors as of `attend`.
+    On the CPU it is that of the plan of a block index, and depends on the ids: 0 where the queries are the outer loop.
+    On CUDA only shapes are read, and the answer holds for all data, lengths and ids within them. Arguments and errors
+    as of those two.
     """
+    chooses = index_q is not None or index_k is not None
     if on_cuda(q):
+        if dense_up_to is not None and not chooses:
+            raise _core.Error("dense_up_to: got one without index_q and index_k, with which blocks are chosen")
+        choice = Choice(index_q, index_k, top_k, 1, 0, dense_up_to) if chooses else None
         return workspace_bytes_on_cuda(
             q, k, v, block_index, causal=causal, softmax_scale=softmax_scale, kv_block_size=kv_block_size,
             cu_seqlens_q=cu_seqlens_q, cu_seqlens_kv=cu_seqlens_kv, kv_lens=kv_lens, block_table=block_table,
             q_scale=q_scale, k_scale=k_scale, v_scale=v_scale, loop_order=loop_order, workspace_limit=workspace_limit,
-            num_threads=num_threads, isa=isa, max_kv_blocks=max_kv_blocks)
-    refuse_cuda_arguments(max_kv_blocks, None)
+            num_threads=num_threads, isa=isa, max_kv_blocks=max_kv_blocks, tile_tokens=tile_tokens, choice=choice)
+    refuse_cuda_arguments(index_q=index_q, index_k=index_k, max_kv_blocks=max_kv_blocks, tile_tokens=tile_tokens,
+                          dense_up_to=dense_up_to)
+    if block_index is None:
+        raise _core.Error("block_index: got None, expected i32 [num_kv_heads, total_q, capacity]")
     return plan(
         q, k, block_index, causal=causal, softmax_scale=softmax_scale, kv_block_size=kv_block_size,
         cu_seqlens_q=cu_seqlens_q, cu_seqlens_kv=cu_seqlens_kv, kv_lens=kv_lens, block_table=block_table,

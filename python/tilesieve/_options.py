@@ -67,6 +67,7 @@ class Device(TypedDict, total=False):
     """How a call runs on a CUDA device."""
 
     max_kv_blocks: int | None
+    tile_tokens: int | None
     stream: Any
 
 
@@ -112,6 +113,8 @@ class Attending(Sizes, KeyScales, ValueScale, Threads, Outputs, Planning, Device
 
 class Prefilling(Attending, Choosing, TopK, total=False):
     """The keyword arguments of sparse_prefill."""
+
+    dense_up_to: int | None
 
 
 class Running(KeyScales, ValueScale, Outputs, total=False):

@@ -1,22 +1,33 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`attend` on a Hopper GPU: the call, its workspace, and what it refuses of the arguments for the CPU."""
+"""`attend` and `route` on a Hopper GPU: the calls, their workspace, and what they refuse of arguments for the CPU."""
 
 from __future__ import annotations
 
 import operator
-from typing import Any
+from typing import Any, NamedTuple
 
 from . import _core
-from ._arrays import new_array, outputs, whole_sequence
+from ._arrays import library_of, new_array, outputs, whole_sequence
+
+
+class Choice(NamedTuple):
+    """What a call chooses its blocks from, which then has no block index."""
+
+    index_q: Any
+    index_k: Any
+    top_k: Any
+    local_blocks: Any
+    init_blocks: Any
+    dense_up_to: Any
 
 
 def attend_on_cuda(
     q: Any, k: Any, v: Any, block_index: Any, *, causal: Any, softmax_scale: Any, kv_block_size: Any, cu_seqlens_q: Any,
     cu_seqlens_kv: Any, kv_lens: Any, block_table: Any, q_scale: Any, k_scale: Any, v_scale: Any, out: Any, lse: Any,
     return_lse: bool, loop_order: Any, workspace: Any, workspace_limit: Any, num_threads: Any, isa: Any,
-    max_kv_blocks: Any, stream: Any, progress: Any,
+    max_kv_blocks: Any, tile_tokens: Any, stream: Any, progress: Any, choice: Choice | None = None,
 ) -> Any:
-    """`attend` where q lies on a CUDA device."""
+    """`attend` where q lies on a CUDA device, and with a choice `sparse_prefill`."""
     _refuse_cpu_arguments(num_threads, isa, progress)
     handle = _handle_of(stream)
     if handle is not None:  # what q's library allocates belongs to its current stream, and may be reused there
@@ -29,7 +40,9 @@ def attend_on_cuda(
     out, lse = outputs(q, out, lse, return_lse)
     call = _core.PrefillCall(q, k, v, block_index, cu_seqlens_q, cu_seqlens_kv, kv_lens, block_table, q_scale, k_scale,
                              v_scale, out, lse, kv_block_size, causal, softmax_scale, loop_order, workspace_limit,
-                             max_kv_blocks, handle)
+                             max_kv_blocks, tile_tokens, handle)
+    if choice is not None:
+        call.choose_from(*choice)
     if workspace is None:
         workspace = new_array(q, (call.workspace_bytes,), "uint8", "workspace")
     call.run(workspace)
@@ -39,15 +52,60 @@ def attend_on_cuda(
 def workspace_bytes_on_cuda(
     q: Any, k: Any, v: Any, block_index: Any, *, causal: Any, softmax_scale: Any, kv_block_size: Any, cu_seqlens_q: Any,
     cu_seqlens_kv: Any, kv_lens: Any, block_table: Any, q_scale: Any, k_scale: Any, v_scale: Any, loop_order: Any,
-    workspace_limit: Any, num_threads: Any, isa: Any, max_kv_blocks: Any,
+    workspace_limit: Any, num_threads: Any, isa: Any, max_kv_blocks: Any, tile_tokens: Any, choice: Choice | None,
 ) -> int:
     """`workspace_bytes` where q lies on a CUDA device."""
     _refuse_cpu_arguments(num_threads, isa, False)
     cu_seqlens_q, cu_seqlens_kv = _lengths(q, k, cu_seqlens_q, cu_seqlens_kv, block_table)
     call = _core.PrefillCall(q, k, v, block_index, cu_seqlens_q, cu_seqlens_kv, kv_lens, block_table, q_scale, k_scale,
                              v_scale, None, None, kv_block_size, causal, softmax_scale, loop_order, workspace_limit,
-                             max_kv_blocks, None)
+                             max_kv_blocks, tile_tokens, None)
+    if choice is not None:
+        call.choose_from(*choice)
     return call.workspace_bytes
+
+
+def explain_on_cuda(
+    q: Any, k: Any, block_index: Any, *, causal: Any, softmax_scale: Any, kv_block_size: Any, cu_seqlens_q: Any,
+    cu_seqlens_kv: Any, kv_lens: Any, block_table: Any, loop_order: Any, workspace_limit: Any, num_threads: Any,
+    isa: Any, max_kv_blocks: Any, tile_tokens: Any,
+) -> str:
+    """`explain` where q lies on a CUDA device."""
+    _refuse_cpu_arguments(num_threads, isa, False)
+    cu_seqlens_q, cu_seqlens_kv = _lengths(q, k, cu_seqlens_q, cu_seqlens_kv, block_table)
+    v = k  # of the same shape and type, and not read
+    call = _core.PrefillCall(q, k, v, block_index, cu_seqlens_q, cu_seqlens_kv, kv_lens, block_table, None, None, None,
+                             None, None, kv_block_size, causal, softmax_scale, loop_order, workspace_limit,
+                             max_kv_blocks, tile_tokens, None)
+    _refuse_other_libraries("q", q)
+    return call.explain(new_array(q, (call.workspace_bytes,), "uint8", "q"))
+
+
+def route_on_cuda(
+    *, router: Any, top_k: Any, index_q: Any, index_k: Any, local_blocks: Any, init_blocks: Any, seed: Any, causal: Any,
+    softmax_scale: Any, kv_block_size: Any, cu_seqlens_q: Any, cu_seqlens_kv: Any, kv_lens: Any, block_table: Any,
+    num_threads: Any, isa: Any, progress: Any,
+) -> Any:
+    """`route` where its queries lie on a CUDA device."""
+    _refuse_cpu_arguments(num_threads, isa, progress)
+    _core.require_index_router(router, index_q, index_k, seed, softmax_scale)
+    if index_q is not None and index_k is not None:
+        cu_seqlens_q, cu_seqlens_kv = _lengths(index_q, index_k, cu_seqlens_q, cu_seqlens_kv, block_table)
+    call = _core.IndexCall(index_q, index_k, cu_seqlens_q, cu_seqlens_kv, kv_lens, block_table, top_k, local_blocks,
+                           init_blocks, causal, kv_block_size)
+    _refuse_other_libraries("index_q", index_q)
+    workspace = new_array(index_q, (call.workspace_bytes,), "uint8", "index_q")
+    ids = new_array(index_q, call.shape, "int32", "index_q")
+    call.run(ids, workspace)
+    return ids
+
+
+def _refuse_other_libraries(argument: str, array: Any) -> None:
+    """Raises an Error where a call that takes no array to write to cannot have one from the library of another."""
+    library = library_of(array)
+    if library not in ("torch", "cupy"):
+        raise _core.Error(f"{argument}: got a CUDA array of {library}, whose arrays cannot be written to; expected one "
+                          "of PyTorch or CuPy")
 
 
 def _refuse_cpu_arguments(num_threads: Any, isa: Any, progress: Any) -> None:

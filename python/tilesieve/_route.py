@@ -10,17 +10,10 @@ import numpy.typing as npt
 
 from . import _core
 from ._arrays import A, Array, in_library_of, on_cuda
-from ._attend import attend
+from ._attend import attend, refuse_cuda_arguments
 from ._options import Isa, Lengths, LoopOrder, Prefilling, Router, Routing, Scale, Scoring
+from ._prefill import Choice, attend_on_cuda, route_on_cuda
 from ._progress import progress_bar
-
-
-def _queries(q: Array | None, index_q: Array | None) -> Array | None:
-    """What is routed, refused where it lies on a CUDA device."""
-    name, given = ("index_q", index_q) if q is None else ("q", q)
-    if on_cuda(given):
-        raise _core.Error(f"{name}: lies on a CUDA device; routing is on the CPU so far")
-    return given
 
 
 @overload
@@ -54,19 +47,25 @@ def route(
     isa: Isa = "best",
     progress: bool = False,
 ) -> Any:
-    """Chooses the top_k blocks of keys for each (token, KV head). On the CPU.
+    """Chooses the top_k blocks of keys for each (token, KV head).
+
+    On the CPU, or where index_q lies on a Hopper GPU there: the router "index", on the current stream of the library of
+    index_q. What a GPU takes is marked CUDA below. It chooses the same blocks up to the rounding of the scores.
 
     Args:
-        q: queries, as of `attend`. The router "index" does without q and k.
+        q: queries, as of `attend`. The router "index" does without q and k. CUDA: neither is read.
         k: keys, as of `attend`.
         router: how a block is scored. "index": the largest index_q · index_k of its keys, the model's own index branch,
             as in MiniMax-M3's sparse attention (arXiv 2606.13392); "qk_max": the largest (mean query of the group) ·
             key; "mean_pool": (mean query of the group) · (mean key), the gate of MoBA (arXiv 2502.13189) for a group;
             "oracle": its share of the dense softmax, mean over the group, which costs as much as attending to all;
-            "random": a seeded number. None = "index" where there are index_q and index_k, else "qk_max".
-        top_k: most blocks that a token attends to.
-        index_q: [total_q, num_kv_heads, index_dim], for the router "index" and no other.
-        index_k: [total_kv, index_dim], one key for all heads, or pages [num_pages, kv_block_size, index_dim].
+            "random": a seeded number. None = "index" where there are index_q and index_k, else "qk_max". CUDA:
+            "index" alone.
+        top_k: most blocks that a token attends to (CUDA: 1 to 32).
+        index_q: [total_q, num_kv_heads, index_dim] in f32, bf16, f16 or e4m3, for the router "index" and no other.
+            CUDA: bf16 or e4m3, 1, 2 or 4 heads, index_dim 128, strides in multiples of 16 bytes; index_k too.
+        index_k: [total_kv, index_dim], one key for all heads, or pages [num_pages, kv_block_size, index_dim]. CUDA: of
+            the type of index_q.
         local_blocks: the block that holds the token and those right before it are always chosen: this many.
         init_blocks: the first blocks of a sequence are always chosen: this many. They win where both do not fit.
         seed: of the router "random", 0 or more.
@@ -86,13 +85,19 @@ def route(
     Returns:
         i32 [num_kv_heads, total_q, top_k]: ascending ids inside the token's own sequence, then -1. Forced blocks first,
         then the highest scores; ties go to the lower id, NaN is chosen last. Of PyTorch where the inputs are, else of
-        NumPy.
+        NumPy; on CUDA of the library of index_q, PyTorch or CuPy, and the call returns before the work is done.
 
     Raises:
         ValueError: an argument that does not fit, by name, with what was got and what exists (`tilesieve.Error`).
         TypeError: an argument of another type, by name.
     """
-    given = _queries(q, index_q)
+    given = index_q if q is None else q
+    if on_cuda(given) or on_cuda(index_q):
+        return route_on_cuda(
+            router=router, top_k=top_k, index_q=index_q, index_k=index_k, local_blocks=local_blocks,
+            init_blocks=init_blocks, seed=seed, causal=causal, softmax_scale=softmax_scale,
+            kv_block_size=kv_block_size, cu_seqlens_q=cu_seqlens_q, cu_seqlens_kv=cu_seqlens_kv, kv_lens=kv_lens,
+            block_table=block_table, num_threads=num_threads, isa=isa, progress=progress)
     call = _core.Call(q, k, None, index_q, index_k, block_table, q_scale, k_scale, None, cu_seqlens_q, cu_seqlens_kv,
                       kv_lens, kv_block_size, top_k, causal, softmax_scale)
     with progress_bar(progress, "route") as counters:
@@ -136,7 +141,9 @@ def route_scores(
         f32 [num_kv_heads, total_q, blocks of the longest sequence]; -inf where a block is not visible. Of PyTorch where
         the inputs are, else of NumPy. Arguments and errors as of `route`.
     """
-    given = _queries(q, index_q)
+    name, given = ("index_q", index_q) if q is None else ("q", q)
+    if on_cuda(given):
+        raise _core.Error(f"{name}: lies on a CUDA device; the scores are on the CPU so far")
     call = _core.Call(q, k, None, index_q, index_k, block_table, q_scale, k_scale, None, cu_seqlens_q, cu_seqlens_kv,
                       kv_lens, kv_block_size, 1, causal, softmax_scale)
     with progress_bar(progress, "route") as counters:
@@ -184,13 +191,33 @@ def sparse_prefill(
     num_threads: int | None = None,
     isa: Isa = "best",
     max_kv_blocks: int | None = None,
+    tile_tokens: int | None = None,
+    dense_up_to: int | None = None,
     stream: Any = None,
     progress: bool = False,
 ) -> Any:
     """Sparse prefill in one call: chooses the blocks of each token as `route` does, then attends as `attend` does.
 
-    On the CPU, as routing is so far. Arguments, result and errors as of `route` and `attend`.
+    On a Hopper GPU, where q lies there, the ids stay in the workspace, which is larger by them. Arguments, result and
+    errors as of `route` and `attend`, and one more:
+
+    Args:
+        dense_up_to: on CUDA with loop_order "auto", where the shapes allow no sequence more keys than this, all visible
+            keys are attended to, because choosing takes longer than it saves; 0 = never. None = where that is on an
+            H200. Pages of a block_table count as full.
     """
+    if on_cuda(q):
+        _core.require_index_router(router, index_q, index_k, seed, softmax_scale)
+        return attend_on_cuda(
+            q, k, v, None, causal=causal, softmax_scale=softmax_scale, kv_block_size=kv_block_size,
+            cu_seqlens_q=cu_seqlens_q, cu_seqlens_kv=cu_seqlens_kv, kv_lens=kv_lens, block_table=block_table,
+            q_scale=q_scale, k_scale=k_scale, v_scale=v_scale, out=out, lse=lse, return_lse=return_lse,
+            loop_order=loop_order, workspace=workspace, workspace_limit=workspace_limit, num_threads=num_threads,
+            isa=isa, max_kv_blocks=max_kv_blocks, tile_tokens=tile_tokens, stream=stream, progress=progress,
+            choice=Choice(index_q, index_k, top_k, local_blocks, init_blocks, dense_up_to))
+    refuse_cuda_arguments(max_kv_blocks=max_kv_blocks, tile_tokens=tile_tokens, dense_up_to=dense_up_to, stream=stream)
+    if on_cuda(index_q):
+        raise _core.Error("index_q: lies on a CUDA device, expected the CPU as q")
     block_index = route(
         q, k, router=router, top_k=top_k, index_q=index_q, index_k=index_k, local_blocks=local_blocks,
         init_blocks=init_blocks, seed=seed, causal=causal, softmax_scale=softmax_scale, kv_block_size=kv_block_size,
@@ -201,4 +228,4 @@ def sparse_prefill(
         cu_seqlens_q=cu_seqlens_q, cu_seqlens_kv=cu_seqlens_kv, kv_lens=kv_lens, block_table=block_table,
         q_scale=q_scale, k_scale=k_scale, v_scale=v_scale, out=out, lse=lse, return_lse=return_lse,
         loop_order=loop_order, workspace=workspace, workspace_limit=workspace_limit, num_threads=num_threads, isa=isa,
-        max_kv_blocks=max_kv_blocks, stream=stream, progress=progress)
+        progress=progress)
