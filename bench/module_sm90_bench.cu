@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The whole module on Hopper, from index tensors to output in one call, beside what of it is not attention, and beside
-// dense attention by the same library. Bursts as in prefill_sm90_bench, the L2 flushed where queries are few; sustained:
-// half a second back to back. The parts are checked by their own benchmarks and tests.
+// dense attention by the same library. Bursts as in prefill_sm90_bench, the L2 flushed where queries are few;
+// sustained: half a second back to back. The parts are checked by their own benchmarks and tests.
 #include <cuda_runtime.h>
 
 #include <cstdio>

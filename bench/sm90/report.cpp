@@ -53,7 +53,8 @@ void Report::add(const std::string& name, const std::string& metric, double valu
   const size_t before = json_["rows"].size();
   if (bound > 0) compare("bound", metric, bound);
   for (const json& other : baselines_) {
-    if (other.at("case") == name || other.at("case") == also_as) compare(other.at("baseline"), other.at("metric"), other.at("value"));
+    if (other.at("case") == name || other.at("case") == also_as)
+      compare(other.at("baseline"), other.at("metric"), other.at("value"));
   }
   if (json_["rows"].size() == before) json_["rows"].push_back(row);
 
