@@ -4,6 +4,7 @@
 // Bursts as in prefill_sm90_bench; every loop has all of its kernels in the time.
 #include <cuda_runtime.h>
 
+#include <cmath>
 #include <cstdio>
 #include <cstring>
 #include <fstream>
@@ -145,7 +146,7 @@ void print(const nlohmann::json& row) {
 int run(int argc, char** argv) {
   int count = 200;
   uint32_t seed = 1;
-  std::string path, commit = "unknown", only;
+  std::string path, commit = "unknown";
   for (int i = 1; i < argc; ++i) {
     const bool has_value = i + 1 < argc;
     if (std::strcmp(argv[i], "--random") == 0 && has_value) {
@@ -165,6 +166,8 @@ int run(int argc, char** argv) {
     std::fputs("usage: loops_sm90_bench OUT.json [--random COUNT] [--seed SEED] [--commit NAME]\n", stderr);
     return 2;
   }
+  std::ofstream file(path);
+  if (!file) throw Error("cannot write " + path);
   const Gpu gpu = current_gpu();
   Timer timer;
   std::vector<Case> cases = sweep();
@@ -186,7 +189,9 @@ int run(int argc, char** argv) {
     ++judged;
     if (row["auto_us"].get<double>() > best + std::max(0.05 * best, 25.0)) ++missed;
   }
-  std::ofstream(path) << json.dump(1) << '\n';
+  file << json.dump(1) << '\n';
+  file.close();
+  if (!file) throw Error("cannot write " + path);
   std::printf("auto is more than 5 %% and 25 us slower than the best loop in %d of %d random problems\n", missed,
               judged);
   return 0;

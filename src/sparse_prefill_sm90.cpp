@@ -111,7 +111,6 @@ void PrefillCall::check(const PrefillOptions& options) {
     fail("softmax_scale: got {}, expected a positive number, or 0 for 1 / sqrt(head_dim)", options.softmax_scale);
   }
   check_limit("q: total_q", total_q, int64_t{1} << 29);
-  check_limit("max_kv_blocks, or the key blocks that the shapes allow,", rows, int64_t{1} << 24);
 
   static_cast<void>(check_scale("q_scale", q_scale, num_kv_heads));
   static_cast<void>(check_scale("k_scale", k_scale, num_kv_heads));
@@ -125,7 +124,7 @@ void PrefillCall::check(const PrefillOptions& options) {
   sizes_.head_dim = static_cast<int32_t>(head_dim);
   sizes_.kv_block_size = static_cast<int32_t>(block);
   sizes_.total_q = static_cast<int32_t>(total_q);
-  sizes_.num_rows = static_cast<int32_t>(rows);
+  sizes_.num_rows = static_cast<int32_t>(std::min<int64_t>(rows, INT32_MAX / 8 * 8));  // q-outer does not count them
   sizes_.causal = options.causal;
   batch_.cu_seqlens_q = cu_q.as<const int32_t>();
   check_block_index(options);
@@ -197,6 +196,7 @@ void PrefillCall::choose_by_shape(const PrefillOptions& options) {
   while (options.tile_tokens == 0 && tile_tokens_ > 1 && num_runs() < kRunsPerSm * sizes_.num_sms) {
     tile_tokens_ = (tile_tokens_ + 1) / 2;
   }
+  check_limit("q: tokens of all KV heads", int64_t{sizes_.total_q} * sizes_.num_kv_heads, INT32_MAX / 2);
   model_ = loop_model(sizes_, inputs_.k.dtype);
   if (dense_) {
     loop_ = PrefillLoop::q_outer;
@@ -204,6 +204,8 @@ void PrefillCall::choose_by_shape(const PrefillOptions& options) {
   } else if (options.loop_order == LoopOrder::automatic) {
     loop_ = loop_by_shape(sizes_, model_, tile_tokens_);
     why_ = "by its shapes";
+    // kv-outer has no place for more key blocks than that, and only the device knows how many there are.
+    if (loop_ == PrefillLoop::kv_outer && options.max_kv_blocks > 0) loop_.reset();
   } else {
     loop_ = options.loop_order == LoopOrder::q_outer ? PrefillLoop::q_outer : PrefillLoop::kv_outer;
     why_ = "as asked";
@@ -217,6 +219,7 @@ void PrefillCall::size_passes(int64_t workspace_limit) {
     sizes_.heads_per_pass = sizes_.num_kv_heads;
     return;
   }
+  check_limit("max_kv_blocks, or the key blocks that the shapes allow,", sizes_.num_rows, int64_t{1} << 24);
   const int64_t rows_per_token = int64_t{sizes_.top_k} * sizes_.group_size;
   const int64_t token_bytes = rows_per_token * (sizes_.head_dim * 2 + 8);
   const int64_t limit = std::min(workspace_limit / token_bytes, INT32_MAX / rows_per_token);  // tokens x KV heads

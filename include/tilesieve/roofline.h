@@ -25,7 +25,8 @@ std::vector<RooflineDevice> roofline_devices();         // the presets
 RooflineDevice roofline_device(std::string_view name);  // in any case; Error that lists the presets when unknown
 
 // The current CUDA device, as kernels that only read find it: main memory over a GiB, the L2 over a quarter of it, of
-// which 80 % are taken to be usable. About 20 ms. Throws Error where there is no device, or no CUDA in the build.
+// which 80 % are taken to be usable. About 20 ms. Throws Error where there is no device that the build has code for
+// (compute capability 9.0), or no CUDA in it.
 RooflineDevice measure_roofline_device();
 
 // Bytes of one element as it lies in memory; fractions are allowed (a 4-bit format with its scales: 0.5625).

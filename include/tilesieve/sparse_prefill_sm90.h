@@ -15,7 +15,7 @@
 namespace [[gnu::visibility("default")]] tilesieve {
 namespace sm90 {
 
-// All on the current CUDA device. An absent tensor has data = nullptr.
+// All on the current CUDA device. An absent tensor is a default TensorView.
 struct PrefillInputs {
   // [total_q, num_q_heads, head_dim] bf16 or e4m3. bf16 queries of e4m3 keys are quantised in the call, with a
   // scale for each (token, head). head_dim is 64 or 128; num_q_heads / num_kv_heads is 1, 2, 4, 8 or 16.
@@ -49,7 +49,8 @@ struct PrefillOptions {
   // Of the index tensors: picks of a query, at most 32 (where block_index is present: its own), and forced blocks.
   int64_t top_k = 16, local_blocks = 1, init_blocks = 0;
   // With index tensors and LoopOrder::automatic: where the shapes allow no sequence more keys than this, all blocks are
-  // attended to, because choosing them takes longer than it saves. Negative = where that is on an H200 (docs/loops.md).
+  // attended to, because choosing them takes longer than it saves; not where block_index is to be written. Negative =
+  // where that is on an H200 (docs/loops.md).
   int64_t dense_up_to = -1;
   int64_t kv_block_size = 128;  // 128 or 64
   bool causal = true;           // bottom-right: query i of a sequence stands at position kv_len - q_len + i
@@ -58,7 +59,8 @@ struct PrefillOptions {
   // much the picks of neighbouring tokens overlap, and the kernels of the other loop return at once.
   LoopOrder loop_order = LoopOrder::automatic;
   // q-outer: neighbouring query tokens that are computed together, over the union of their blocks: 1 up to what 64 rows
-  // (token, head) hold. Changes no bit. 0 = chosen by shapes.
+  // (token, head) hold, 16, and 304 / (top_k + 1). Changes no bit of q-outer, but may change what automatic chooses. 0
+  // = chosen by shapes.
   int64_t tile_tokens = 0;
   // Bytes of the partials that lie in memory at a time. A call that needs more works in passes: by KV heads first,
   // then by ranges of 256 query tokens and more.
@@ -80,7 +82,8 @@ void sparse_prefill(const PrefillInputs& inputs, const PrefillOutputs& outputs, 
                     void* workspace, int64_t workspace_bytes, void* stream);
 
 // Why a call with these arguments takes the loop that it takes, with the numbers. Where the device decides, this
-// enqueues the same decision on `stream` and waits for it. Throws as sparse_prefill does.
+// enqueues the same decision on `stream`, the choice of blocks by index tensors included, and waits for it. Throws as
+// sparse_prefill does.
 std::string explain_sparse_prefill(const PrefillInputs& inputs, const PrefillOutputs& outputs,
                                    const PrefillOptions& options, void* workspace, int64_t workspace_bytes,
                                    void* stream);

@@ -2,6 +2,7 @@
 // What the loops of a Hopper prefill cost, and which of them to take where shapes say it all.
 #pragma once
 
+#include <algorithm>
 #include <optional>
 
 #include "tensor/prefill_sm90.h"
@@ -9,6 +10,13 @@
 namespace tilesieve {
 
 inline constexpr int32_t kQOuterTiles = 2;  // of a run: tiles that share what is read
+inline constexpr int32_t kRunTokens = 32;   // at most: one a lane of the warp that walks their union
+inline constexpr int32_t kPickSlots = 608;  // ids of a run, and one more for each token
+
+// Most query tokens of a tile of 64 rows.
+constexpr int32_t max_tile_tokens(const PrefillSizes& sizes) {
+  return std::min({sizes.tile_tokens(), kRunTokens / kQOuterTiles, kPickSlots / kQOuterTiles / (sizes.top_k + 1)});
+}
 
 // What work costs a GPU in us. A run is the tiles of q-outer that share what is read; `tile_blocks` counts for each
 // tile the blocks that somebody in it picked, `run_blocks` for each run, `blocks` the ones that anybody picked.

@@ -371,11 +371,7 @@ void launch_combine(const PrefillSizes& sizes, const PrefillMap& map, const Pref
     cuda::launch("combine", combine_gather_kernel, grid, kThreads, 0, stream, args);
     return;
   }
-  static const bool allowed = [] {
-    cuda::allow_shared_bytes("combine", combine_stream_kernel, sizeof(StreamShared));
-    return true;
-  }();
-  static_cast<void>(allowed);
+  cuda::allow_shared_bytes("combine", combine_stream_kernel, sizeof(StreamShared));
   const int64_t ctas = int64_t{kStreamCtas} * cuda::current_device().num_sms;
   const dim3 grid(static_cast<unsigned>(std::min(groups * num_heads, ctas)));
   cuda::launch("combine", combine_stream_kernel, grid, kStreamThreads, sizeof(StreamShared), stream, args);

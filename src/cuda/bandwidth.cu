@@ -59,6 +59,7 @@ ReadBandwidth measure_read_bandwidth() {
       check(cudaEventRecord(begin.event), "cudaEventRecord");
       read_kernel<<<static_cast<unsigned>(sms) * 4, kThreads>>>(static_cast<const uint4*>(data), size / 16, passes,
                                                                 static_cast<uint32_t*>(data));
+      check(cudaGetLastError(), "reading memory");  // as on a GPU that the build has no code for
       check(cudaEventRecord(end.event), "cudaEventRecord");
       check(cudaEventSynchronize(end.event), "reading memory");
       float ms = 0;

@@ -34,7 +34,7 @@ __device__ inline void wait_for_previous() { asm volatile("griddepcontrol.wait;"
 __device__ inline void let_next_begin() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
 #endif
 
-// Raises the dynamic shared memory that a kernel may be launched with.
+// Raises the dynamic shared memory that a kernel may be launched with, on the current device: so at every launch.
 template <class Kernel>
 void allow_shared_bytes(const char* name, Kernel* kernel, size_t bytes) {
   check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes)), name);

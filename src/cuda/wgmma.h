@@ -27,13 +27,6 @@ __device__ inline void pin(float (&d)[kCount]) {
   for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(d[i])::"memory");
 }
 
-// Operands that wgmma reads from registers must stay in them until the wait.
-template <int kCount>
-__device__ inline void pin(uint32_t (&a)[kCount]) {
-#pragma unroll
-  for (int i = 0; i < kCount; ++i) asm volatile("" : "+r"(a[i])::"memory");
-}
-
 // Shared memory as wgmma reads it. `swizzle_bytes` (128 or 64) is the width of a row of the tile. `leading_bytes` only
 // matters to transposed operands wider than a row: the step from one such panel to the next.
 __device__ inline uint64_t matrix_descriptor(uint32_t shared_address, int swizzle_bytes, uint32_t leading_bytes = 16) {

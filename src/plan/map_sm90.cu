@@ -331,12 +331,8 @@ void launch_sequence_rows(const PrefillSizes& sizes, const PrefillBatch& batch, 
 void launch_map(const PrefillSizes& sizes, const PrefillBatch& batch, const PrefillMap& map, int32_t q_begin,
                 Stream stream) {
   constexpr size_t kMaxSharedBytes = kMaxWindow * kMaskWords * 4;
-  static const bool allowed = [] {
-    cuda::allow_shared_bytes("map: count", count_kernel, kMaxSharedBytes);
-    cuda::allow_shared_bytes("map: scatter", scatter_kernel, kMaxSharedBytes);
-    return true;
-  }();
-  static_cast<void>(allowed);
+  cuda::allow_shared_bytes("map: count", count_kernel, kMaxSharedBytes);
+  cuda::allow_shared_bytes("map: scatter", scatter_kernel, kMaxSharedBytes);
   const int32_t window = window_of(sizes);
   const dim3 grid(static_cast<unsigned>(sizes.num_chunks()), static_cast<unsigned>(sizes.num_kv_heads));
   const size_t shared_bytes = static_cast<size_t>(window) * kMaskWords * 4;

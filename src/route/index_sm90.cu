@@ -57,7 +57,7 @@ __global__ void __launch_bounds__(kScanThreads)
       group.first_token = q_begin(low) + (g - plan.cu_groups[low]) * group_tokens;
       group.num_tokens = min(group_tokens, q_end - group.first_token);
       group.kv_len = kv_len_of(sizes, batch, low);
-      group.first_position = group.kv_len - (q_end - group.first_token);
+      group.first_position = group.kv_len - (batch.cu_seqlens_q[low + 1] - group.first_token);  // as attention has it
       plan.groups[g] = group;
       work = work_of(sizes, group);
     }
@@ -182,11 +182,7 @@ void launch_index_schedule(const IndexSizes& sizes, const IndexBatch& batch, con
 void launch_index_scores(const IndexSizes& sizes, const IndexBatch& batch, const IndexPlan& plan,
                          const IndexTensors& tensors, const IndexOutput& output, Stream stream) {
   const Row& row = find_row(sizes, tensors.dtype);
-  static const bool allowed = [] {
-    for (const Row& each : kRows) cuda::allow_shared_bytes(each.name, each.function, each.shared_bytes);
-    return true;
-  }();
-  static_cast<void>(allowed);
+  cuda::allow_shared_bytes(row.name, row.function, row.shared_bytes);
   IndexArgs args;
   args.sizes = sizes;
   args.batch = batch;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the four stages of the KV-outer prefill on Hopper pass to each other: plain pointers into the caller's tensors
+// What the stages of a Hopper prefill pass to each other: plain pointers into the caller's tensors
 // and workspace. Everything that depends on data lies on the device; the host knows shapes only.
 //
 // Words: a row of the inverted index is a (sequence, key block); an entry is one query token that picked it; under one
@@ -83,7 +83,7 @@ __device__ inline bool is_chosen(const PrefillChoice* choice, PrefillLoop loop) 
 }
 #endif
 
-// Made by map and schedule, for the query tokens of one range.
+// Made by map and schedule for the query tokens of one range, but for what is said to be of the whole call.
 struct PrefillMap {
   int32_t* kv_lens = nullptr;       // [num_sequences], never negative, never beyond the block table
   int32_t* cu_rows = nullptr;       // [num_sequences + 1] first row of each sequence
@@ -94,8 +94,8 @@ struct PrefillMap {
   int32_t* num_tiles = nullptr;     // [num_kv_heads]
   int32_t* claims = nullptr;        // [num_kv_heads, 2] counters of attend
   int32_t* slice_block = nullptr;   // [num_kv_heads, num_slices] the block that holds the first tile of a slice
-  int32_t* run_claims = nullptr;    // [2] counters of q-outer, 0 before it
-  PrefillChoice* choice = nullptr;  // what the device chose; null where the host did
+  int32_t* run_claims = nullptr;    // [2] counters of q-outer, 0 before it: of the call
+  PrefillChoice* choice = nullptr;  // what the device chose, for the call; null where the host did
 };
 inline constexpr int32_t kNoPlace = -1;        // the pick contributes nothing
 inline constexpr int32_t kPlaceOverflow = -2;  // the batch has more key blocks than num_rows: the output becomes NaN

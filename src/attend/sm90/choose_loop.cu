@@ -19,6 +19,7 @@ namespace cg = cooperative_groups;
 
 constexpr int kCtas = 8, kWarps = 32;  // of one cluster: 256 sampled runs, and all there are to sum
 constexpr int kSamples = kCtas * kWarps;
+static_assert(32 * kWarps == cuda::kScanThreads);  // write_sequence_rows
 // Blocks are told apart by their low bits: 8,192 of them are a million keys.
 constexpr int kSeenBlocks = 8192, kSeenWords = kSeenBlocks / 16;
 constexpr size_t kSharedBytes = sizeof(uint32_t) * kSeenWords * kWarps;
@@ -42,12 +43,15 @@ __device__ void count_run(const ChooseArgs& args, uint32_t (&seen)[kSeenWords], 
   const PrefillSizes& sizes = args.sizes;
   const int lane = static_cast<int>(threadIdx.x) % 32;
   for (int i = lane; i < kSeenWords; i += 32) seen[i] = 0;
-  const int64_t places = static_cast<int64_t>(args.num_places) * sizes.num_kv_heads;
-  const auto place = static_cast<int32_t>(sample * places / args.num_samples);
+  // Spread over the places; which KV head, by a hash: heads may pick differently, and places of equal distance could
+  // all be of one. Where all runs are counted, one after the other.
+  const bool all = args.num_samples == static_cast<int64_t>(args.num_places) * sizes.num_kv_heads;
+  const auto hash = static_cast<int32_t>(static_cast<uint32_t>(sample) * 0x9e3779b1u >> 16);
+  const auto spread = static_cast<int32_t>(static_cast<int64_t>(sample) * args.num_places / args.num_samples);
   sm90::TokenRun run;
-  run.head = place % sizes.num_kv_heads;
-  if (!sm90::find_run(sizes, args.batch, 0, sizes.total_q, kQOuterTiles * args.tile_tokens, place / sizes.num_kv_heads,
-                      run)) {
+  run.head = (all ? sample : hash) % sizes.num_kv_heads;
+  if (!sm90::find_run(sizes, args.batch, 0, sizes.total_q, kQOuterTiles * args.tile_tokens,
+                      all ? sample / sizes.num_kv_heads : spread, run)) {
     return;
   }
   __syncwarp();

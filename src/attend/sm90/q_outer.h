@@ -3,7 +3,6 @@
 // afterwards.
 #pragma once
 
-#include <algorithm>
 #include <vector>
 
 #include "attend/loop_model_sm90.h"
@@ -12,11 +11,6 @@
 namespace tilesieve {
 
 std::vector<PrefillKernel> q_outer_kernels();
-
-// Most query tokens of a tile of 64 rows.
-constexpr int32_t max_tile_tokens(const PrefillSizes& sizes) {
-  return std::min({sizes.tile_tokens(), 16, 304 / (sizes.top_k + 1)});
-}
 
 // Query tokens [q_begin, q_begin + range_tokens), with `tile_tokens` of them in a tile. `chosen`: see is_chosen.
 void launch_q_outer(const PrefillSizes& sizes, const PrefillBatch& batch, const PrefillMap& map,

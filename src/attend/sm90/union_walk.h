@@ -7,12 +7,10 @@
 #include <climits>
 #include <cstdint>
 
+#include "attend/loop_model_sm90.h"
 #include "tensor/sequence_rows_sm90.h"
 
 namespace tilesieve::sm90 {
-
-inline constexpr int kMaxRunTokens = 32;  // one a lane
-inline constexpr int kPickSlots = 608;    // ids of a run, and one more for each token
 
 // Query tokens under one KV head, all of one sequence or all behind the last.
 struct TokenRun {
