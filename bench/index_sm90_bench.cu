@@ -60,9 +60,8 @@ constexpr const char* kUsage =
     "  --baseline  results of a baseline from just before, to compare with\n";
 
 void run(const Arguments& arguments) {
-  std::vector<IndexShape> shapes = all_index_shapes(arguments.full);
-  std::erase_if(shapes, [&](const IndexShape& shape) { return !arguments.wants(shape.name("index")); });
-  if (shapes.empty()) throw Error("--only: no case matches; --list shows them");
+  const std::vector<IndexShape> shapes =
+      chosen(all_index_shapes(arguments.full), arguments, [](const IndexShape& shape) { return shape.name("index"); });
   if (arguments.list) {
     for (const IndexShape& shape : shapes) std::printf("%s\n", shape.name("index").c_str());
     return;
@@ -80,16 +79,6 @@ void run(const Arguments& arguments) {
 }  // namespace tilesieve::bench
 
 int main(int argc, char** argv) {
-  tilesieve::bench::Arguments arguments;
-  if (!arguments.parse(argc, argv)) {
-    std::fputs(tilesieve::bench::kUsage, stderr);
-    return 2;
-  }
-  try {
-    tilesieve::bench::run(arguments);
-  } catch (const std::exception& error) {
-    std::fprintf(stderr, "index_sm90_bench: %s\n", error.what());
-    return 1;
-  }
-  return 0;
+  using namespace tilesieve::bench;
+  return run_benchmark("index_sm90_bench", kUsage, run, argc, argv);
 }

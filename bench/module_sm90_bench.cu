@@ -100,9 +100,8 @@ constexpr const char* kUsage =
     "  --baseline  results of bench/prefill_baselines.py from just before, to compare with\n";
 
 void run(const Arguments& arguments) {
-  std::vector<Shape> shapes = all_module_shapes();
-  std::erase_if(shapes, [&](const Shape& shape) { return !arguments.wants(name_of(shape, "module")); });
-  if (shapes.empty()) throw Error("--only: no case matches; --list shows them");
+  const std::vector<Shape> shapes =
+      chosen(all_module_shapes(), arguments, [](const Shape& shape) { return name_of(shape, "module"); });
   if (arguments.list) {
     for (const Shape& shape : shapes) std::printf("%s\n", name_of(shape, "module").c_str());
     return;
@@ -117,16 +116,6 @@ void run(const Arguments& arguments) {
 }  // namespace tilesieve::bench
 
 int main(int argc, char** argv) {
-  tilesieve::bench::Arguments arguments;
-  if (!arguments.parse(argc, argv)) {
-    std::fputs(tilesieve::bench::kUsage, stderr);
-    return 2;
-  }
-  try {
-    tilesieve::bench::run(arguments);
-  } catch (const std::exception& error) {
-    std::fprintf(stderr, "module_sm90_bench: %s\n", error.what());
-    return 1;
-  }
-  return 0;
+  using namespace tilesieve::bench;
+  return run_benchmark("module_sm90_bench", kUsage, run, argc, argv);
 }

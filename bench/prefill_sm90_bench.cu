@@ -204,15 +204,9 @@ constexpr const char* kUsage =
     "  --full      every selection with 32 heads, with top-8, and with both\n"
     "  --baseline  results of bench/prefill_baselines.py from just before, to compare with\n";
 
-std::vector<Shape> chosen(const Arguments& arguments) {
-  std::vector<Shape> shapes = all_shapes(arguments.full);
-  std::erase_if(shapes, [&](const Shape& shape) { return !arguments.wants(shape.name("call")); });
-  if (shapes.empty()) throw Error("--only: no case matches; --list shows them");
-  return shapes;
-}
-
 void run(const Arguments& arguments) {
-  const std::vector<Shape> shapes = chosen(arguments);
+  const std::vector<Shape> shapes =
+      chosen(all_shapes(arguments.full), arguments, [](const Shape& shape) { return shape.name("call"); });
   if (arguments.list) {
     for (const Shape& shape : shapes) std::printf("%s\n", shape.name("call").c_str());
     return;
@@ -231,16 +225,6 @@ void run(const Arguments& arguments) {
 }  // namespace tilesieve::bench
 
 int main(int argc, char** argv) {
-  tilesieve::bench::Arguments arguments;
-  if (!arguments.parse(argc, argv)) {
-    std::fputs(tilesieve::bench::kUsage, stderr);
-    return 2;
-  }
-  try {
-    tilesieve::bench::run(arguments);
-  } catch (const std::exception& error) {
-    std::fprintf(stderr, "prefill_sm90_bench: %s\n", error.what());
-    return 1;
-  }
-  return 0;
+  using namespace tilesieve::bench;
+  return run_benchmark("prefill_sm90_bench", kUsage, run, argc, argv);
 }

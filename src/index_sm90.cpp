@@ -7,6 +7,7 @@
 #include "base/fail.h"
 #include "base/rounding.h"
 #include "tensor/checks_sm90.h"
+#include "tensor/workspace_sm90.h"
 #ifdef TILESIEVE_HAS_CUDA
 #include "cuda/device.h"
 #include "cuda/nvtx_range.h"
@@ -15,8 +16,6 @@
 namespace tilesieve::sm90 {
 
 namespace {
-
-constexpr int64_t kAlignment = 256;
 
 int32_t check_forced(std::string_view argument, int64_t blocks) {
   if (blocks < 0) fail("{}: got {}, expected 0 or more", argument, blocks);
@@ -114,11 +113,7 @@ void IndexCall::check(const IndexInputs& inputs, const IndexOutputs& outputs, co
 }
 
 void IndexCall::lay_out() {
-  const auto take = [this](int64_t bytes) {
-    const int64_t at = layout_.bytes;
-    layout_.bytes += round_up(bytes, kAlignment);
-    return at;
-  };
+  const auto take = [this](int64_t bytes) { return take_workspace(layout_.bytes, bytes); };
   layout_.cu_groups = take(int64_t{4} * (sizes_.num_sequences + 1));
   layout_.groups = take(static_cast<int64_t>(sizeof(IndexGroup)) * sizes_.num_groups);
   layout_.work_before = take(int64_t{8} * (sizes_.num_groups + 1));
@@ -127,15 +122,6 @@ void IndexCall::lay_out() {
 }
 
 #ifdef TILESIEVE_HAS_CUDA
-
-namespace {
-
-template <class T>
-T* at(void* workspace, int64_t offset) {
-  return reinterpret_cast<T*>(static_cast<uint8_t*>(workspace) + offset);
-}
-
-}  // namespace
 
 IndexPlan IndexCall::plan_in(void* workspace) const {
   IndexPlan plan;
@@ -178,16 +164,8 @@ int64_t choose_blocks_workspace(const IndexInputs& inputs, const IndexOutputs& o
 void choose_blocks(const IndexInputs& inputs, const IndexOutputs& outputs, const IndexOptions& options, void* workspace,
                    int64_t workspace_bytes, void* stream) {
   const cuda::NvtxRange nvtx("choose_blocks");
-  const cuda::DeviceFacts device = cuda::current_device();
-  if (device.compute_capability != 90) {
-    fail("device: got compute capability {}.{}, the kernels are for 9.0", device.compute_capability / 10,
-         device.compute_capability % 10);
-  }
-  const IndexCall call(inputs, outputs, options, device.num_sms);
-  if (workspace_bytes < call.layout().bytes || workspace == nullptr) {
-    fail("workspace: got {} bytes, need {}", workspace == nullptr ? 0 : workspace_bytes, call.layout().bytes);
-  }
-  if (reinterpret_cast<uintptr_t>(workspace) % kAlignment != 0) fail("workspace: not aligned to {} bytes", kAlignment);
+  const IndexCall call(inputs, outputs, options, cuda::hopper_device().num_sms);
+  check_workspace(workspace, workspace_bytes, call.layout().bytes);
   call.run(workspace, stream);
 }
 

@@ -10,6 +10,7 @@
 #include "base/fail.h"
 #include "base/rounding.h"
 #include "tensor/checks_sm90.h"
+#include "tensor/workspace_sm90.h"
 #ifdef TILESIEVE_HAS_CUDA
 #include "cuda/device.h"
 #include "cuda/nvtx_range.h"
@@ -19,7 +20,6 @@ namespace tilesieve::sm90 {
 
 namespace {
 
-constexpr int64_t kAlignment = 256;
 constexpr int64_t kRangeStep = 256;  // query tokens of one CTA of the map
 // Rounds of slices of the tiles of a KV head, see PrefillSizes::slice_begin: of fourteen the last slice is a hundredth
 // of a multiprocessor's share, and below 16 tiles for each round there would be slices of two or three.
@@ -164,7 +164,7 @@ void PrefillCall::check_block_index(const PrefillOptions& options) {
     fail("index_q: got {} tokens, expected {} as q", index_q.sizes[0], sizes_.total_q);
   }
   index_ = IndexOptions{options.kv_block_size, options.causal, options.local_blocks, options.init_blocks};
-  layout_.index = index_call(reinterpret_cast<void*>(kAlignment)).layout().bytes;  // and checks the tensors
+  layout_.index = index_call(reinterpret_cast<void*>(kWorkspaceAlignment)).layout().bytes;  // and checks the tensors
   if (dense_) index_.reset();
 }
 
@@ -240,11 +240,7 @@ void PrefillCall::lay_out() {
   const int64_t tiles = sizes_.entries_per_head() / sizes_.tile_tokens();  // at most, but for parts of tiles
   sizes_.num_slices = static_cast<int32_t>(sizes_.num_sms *
                                            std::clamp<int64_t>(tiles / sizes_.num_sms / kTilesPerRound, 1, kMaxRounds));
-  const auto take = [this](int64_t bytes) {
-    const int64_t at = layout_.bytes;
-    layout_.bytes += round_up(bytes, kAlignment);
-    return at;
-  };
+  const auto take = [this](int64_t bytes) { return take_workspace(layout_.bytes, bytes); };
   const int64_t heads = sizes_.num_kv_heads, rows = sizes_.num_rows, entries = sizes_.entries_per_head();
   if (index_) {
     layout_.index = take(layout_.index);
@@ -275,15 +271,6 @@ void PrefillCall::lay_out() {
 int32_t PrefillCall::num_ranges() const { return static_cast<int32_t>(ceil_div(sizes_.total_q, sizes_.range_tokens)); }
 
 #ifdef TILESIEVE_HAS_CUDA
-
-namespace {
-
-template <class T>
-T* at(void* workspace, int64_t offset) {
-  return reinterpret_cast<T*>(static_cast<uint8_t*>(workspace) + offset);
-}
-
-}  // namespace
 
 PrefillMap PrefillCall::map_in(void* workspace) const {
   PrefillMap map;
@@ -436,20 +423,20 @@ PrefillChoice PrefillCall::counted(void* workspace, Stream stream) const {
 }
 
 std::string PrefillCall::explain(void* workspace, Stream stream) const {
-  const char* name = loop_ == PrefillLoop::q_outer ? "q_outer" : "kv_outer";
+  const auto name = [](PrefillLoop loop) { return loop == PrefillLoop::q_outer ? "q_outer" : "kv_outer"; };
   const std::string tiles =
       fmt::format("tiles of {} query tokens x {} heads, {} tiles a run", tile_tokens_, sizes_.group_size, kQOuterTiles);
   if (loop_) {
-    if (dense_) return fmt::format("{} ({}); at most {} keys; {}", name, why_, sizes_.max_kv_len, tiles);
-    return fmt::format("{} ({}); {} query tokens, top_k {} of at most {} blocks; {}", name, why_, sizes_.total_q,
-                       sizes_.top_k, ceil_div(int64_t{sizes_.max_kv_len}, int64_t{sizes_.kv_block_size}), tiles);
+    if (dense_) return fmt::format("{} ({}); at most {} keys; {}", name(*loop_), why_, sizes_.max_kv_len, tiles);
+    return fmt::format("{} ({}); {} query tokens, top_k {} of at most {} blocks; {}", name(*loop_), why_,
+                       sizes_.total_q, sizes_.top_k,
+                       ceil_div(int64_t{sizes_.max_kv_len}, int64_t{sizes_.kv_block_size}), tiles);
   }
   const PrefillChoice choice = counted(workspace, stream);
   return fmt::format(
       "{} (least modelled time, decided on the device); {:.0f} picks of {:.0f} blocks; a block is in the union of a "
-      "tile "
-      "{:.0f} times ({:.2f} of the picks), of a run {:.0f} times; kv_outer {:.1f} us, q_outer {:.1f} us; {}",
-      choice.loop == PrefillLoop::q_outer ? "q_outer" : "kv_outer", choice.picks, choice.blocks, choice.tile_blocks,
+      "tile {:.0f} times ({:.2f} of the picks), of a run {:.0f} times; kv_outer {:.1f} us, q_outer {:.1f} us; {}",
+      name(choice.loop), choice.picks, choice.blocks, choice.tile_blocks,
       choice.tile_blocks / std::max(choice.picks, 1.0f), choice.run_blocks, choice.kv_us, choice.q_us, tiles);
 }
 
@@ -458,16 +445,8 @@ namespace {
 // A call that is ready to be enqueued.
 PrefillCall make_call(const PrefillInputs& inputs, const PrefillOutputs& outputs, const PrefillOptions& options,
                       void* workspace, int64_t workspace_bytes) {
-  const cuda::DeviceFacts device = cuda::current_device();
-  if (device.compute_capability != 90) {
-    fail("device: got compute capability {}.{}, the kernels are for 9.0", device.compute_capability / 10,
-         device.compute_capability % 10);
-  }
-  PrefillCall call(inputs, outputs, options, device.num_sms);
-  if (workspace_bytes < call.layout().bytes || workspace == nullptr) {
-    fail("workspace: got {} bytes, need {}", workspace == nullptr ? 0 : workspace_bytes, call.layout().bytes);
-  }
-  if (reinterpret_cast<uintptr_t>(workspace) % kAlignment != 0) fail("workspace: not aligned to {} bytes", kAlignment);
+  PrefillCall call(inputs, outputs, options, cuda::hopper_device().num_sms);
+  check_workspace(workspace, workspace_bytes, call.layout().bytes);
   return call;
 }
 

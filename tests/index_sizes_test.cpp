@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "fake_tensor.h"
 #include "index_sm90.h"
 #include "tilesieve/error.h"
 
@@ -13,13 +14,6 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 
 constexpr int kNumSms = 132;
-
-// Views of device tensors that nobody reads.
-TensorView fake(DType dtype, std::vector<int64_t> sizes) {
-  TensorView view = contiguous_view(reinterpret_cast<void*>(uintptr_t{1} << 20), dtype, sizes);
-  view.device.kind = DeviceKind::cuda;
-  return view;
-}
 
 struct Call {
   sm90::IndexInputs inputs;

@@ -2,6 +2,7 @@
 #include "sm90/arguments.h"
 
 #include <algorithm>
+#include <cstdio>
 #include <regex>
 
 namespace tilesieve::bench {
@@ -33,6 +34,21 @@ bool Arguments::wants(const std::string& name) const {
   return only.empty() || std::any_of(only.begin(), only.end(), [&](const std::string& pattern) {
            return std::regex_search(name, std::regex(pattern));
          });
+}
+
+int run_benchmark(const char* name, const char* usage, void (*run)(const Arguments&), int argc, char** argv) {
+  Arguments arguments;
+  if (!arguments.parse(argc, argv)) {
+    std::fputs(usage, stderr);
+    return 2;
+  }
+  try {
+    run(arguments);
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "%s: %s\n", name, error.what());
+    return 1;
+  }
+  return 0;
 }
 
 }  // namespace tilesieve::bench

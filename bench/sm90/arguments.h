@@ -5,6 +5,8 @@
 #include <string>
 #include <vector>
 
+#include "tilesieve/error.h"
+
 namespace tilesieve::bench {
 
 struct Arguments {
@@ -17,5 +19,16 @@ struct Arguments {
   // Whether a case is asked for: its name holds a match of one of `only`, or there are none.
   bool wants(const std::string& name) const;
 };
+
+// The cases that are asked for; throws Error when there are none.
+template <class Case, class NameOf>
+std::vector<Case> chosen(std::vector<Case> cases, const Arguments& arguments, const NameOf& name_of) {
+  std::erase_if(cases, [&](const Case& each) { return !arguments.wants(name_of(each)); });
+  if (cases.empty()) throw Error("--only: no case matches; --list shows them");
+  return cases;
+}
+
+// What main returns: 2 and the usage where the line is not as it says, 1 where `run` throws.
+int run_benchmark(const char* name, const char* usage, void (*run)(const Arguments&), int argc, char** argv);
 
 }  // namespace tilesieve::bench

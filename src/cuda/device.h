@@ -15,6 +15,9 @@ struct DeviceFacts {
 // Throws Error when there is no usable device. The facts are cached for each device.
 DeviceFacts current_device();
 
+// The current device; throws Error unless it is a Hopper one.
+DeviceFacts hopper_device();
+
 // Empty when a Hopper device can run the kernels, else why not.
 const char* why_no_device();
 

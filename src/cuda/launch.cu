@@ -33,6 +33,13 @@ DeviceFacts current_device() {
   return facts;
 }
 
+DeviceFacts hopper_device() {
+  const DeviceFacts device = current_device();
+  if (device.compute_capability == 90) return device;
+  throw Error("device: got compute capability " + std::to_string(device.compute_capability / 10) + "." +
+              std::to_string(device.compute_capability % 10) + ", the kernels are for 9.0");
+}
+
 const char* why_no_device() {
   int count = 0;
   if (cudaGetDeviceCount(&count) != cudaSuccess || count == 0) {
