@@ -13,9 +13,15 @@ namespace {
 
 struct Row {
   const float* q;
-  int64_t kv_head, first_key;        // of the sequence
-  const std::vector<int64_t>& keys;  // picked and visible, in the packed keys
+  int64_t kv_head, first_key;         // of the sequence
+  const std::vector<int64_t>& keys;   // picked and visible, in the packed keys
+  const std::vector<int64_t>& begin;  // of the sequence's blocks
 };
+
+// The block that holds a token.
+int64_t block_with(const std::vector<int64_t>& begin, int64_t token) {
+  return std::upper_bound(begin.begin(), begin.end(), token) - begin.begin() - 1;
+}
 
 template <class Real>
 void attend_row(const Problem& problem, const Numbers& x, const Row& row, DType arithmetic, int order, double* o,
@@ -33,7 +39,7 @@ void attend_row(const Problem& problem, const Numbers& x, const Row& row, DType 
   const auto row_of = [&](const std::vector<float>& kv, int64_t key) {
     return kv.data() + (key * problem.num_kv_heads + row.kv_head) * dim;
   };
-  const auto block_of = [&](int64_t key) { return static_cast<size_t>((key - row.first_key) / problem.kv_block_size); };
+  const auto block_of = [&](int64_t key) { return static_cast<size_t>(block_with(row.begin, key - row.first_key)); };
 
   std::vector<const float*> k_rows;
   for (int64_t key : row.keys) k_rows.push_back(row_of(x.k, key));
@@ -71,20 +77,25 @@ template <class Real>
 Reference attention(const Problem& problem, const AttentionInputs& inputs, const BlockIndex* block_index,
                     DType arithmetic, int order) {
   const Numbers numbers = numbers_of(problem, inputs);
-  const int64_t heads = problem.num_q_heads, dim = problem.head_dim, size = problem.kv_block_size;
+  const int64_t heads = problem.num_q_heads, dim = problem.head_dim;
   Reference result;
-  int64_t first_q = 0, first_key = 0;
+  int64_t first_q = 0, first_key = 0, first_row = 0;
   for (size_t s = 0; s < problem.q_lens.size(); ++s) {
     const int64_t q_len = problem.q_lens[s], kv_len = problem.kv_lens[s];
+    const std::vector<int64_t> q_begin = block_bounds(problem, q_len, problem.q_block_size);
+    const std::vector<int64_t> begin = block_bounds(problem, kv_len, problem.kv_block_size);
+    const int64_t num_blocks = static_cast<int64_t>(begin.size()) - 1;
     for (int64_t i = 0; i < q_len; ++i) {
       for (int64_t head = 0; head < heads; ++head) {
         const int64_t kv_head = head / (heads / problem.num_kv_heads);
         std::vector<bool> picked(static_cast<size_t>(kv_len), block_index == nullptr);
         for (int64_t slot = 0; block_index != nullptr && slot < block_index->capacity; ++slot) {
-          const int64_t row = kv_head * block_index->head_stride + (first_q + i) * block_index->row_stride;
+          const int64_t row =
+              kv_head * block_index->head_stride + (first_row + block_with(q_begin, i)) * block_index->row_stride;
           const int64_t id = block_index->kv_block[row + slot * block_index->slot_stride];
-          const int64_t begin = std::min(id * size, kv_len);
-          if (id >= 0) std::fill_n(picked.begin() + begin, std::min(size, kv_len - begin), true);
+          if (id < 0 || id >= num_blocks) continue;
+          const size_t b = static_cast<size_t>(id);
+          std::fill(picked.begin() + begin[b], picked.begin() + begin[b + 1], true);
         }
         std::vector<int64_t> keys;
         for (int64_t j = 0; j < kv_len; ++j) {
@@ -92,18 +103,32 @@ Reference attention(const Problem& problem, const AttentionInputs& inputs, const
           if (visible && picked[static_cast<size_t>(j)]) keys.push_back(first_key + j);
         }
         if (order % 2 == 1) std::reverse(keys.begin(), keys.end());
-        const Row row = {numbers.q.data() + ((first_q + i) * heads + head) * dim, kv_head, first_key, keys};
+        const Row row = {numbers.q.data() + ((first_q + i) * heads + head) * dim, kv_head, first_key, keys, begin};
         double* o = &*result.o.insert(result.o.end(), static_cast<size_t>(dim), 0.0);
         attend_row<Real>(problem, numbers, row, arithmetic, order, o, &result.lse.emplace_back());
       }
     }
     first_q += q_len;
     first_key += kv_len;
+    first_row += static_cast<int64_t>(q_begin.size()) - 1;
   }
   return result;
 }
 
 }  // namespace
+
+std::vector<int64_t> block_bounds(const Problem& problem, int64_t len, int64_t size) {
+  std::vector<int64_t> pieces = {len}, bounds;
+  if (!problem.segments.empty()) pieces.clear();
+  for (const Segment& segment : problem.segments) pieces.push_back(segment.num_tokens);
+  int64_t first = 0;
+  for (int64_t piece : pieces) {
+    for (int64_t i = 0; i < piece; i += size) bounds.push_back(first + i);
+    first += piece;
+  }
+  bounds.push_back(len);
+  return bounds;
+}
 
 Reference reference_attention(const Problem& problem, const AttentionInputs& inputs, const BlockIndex* block_index) {
   return attention<double>(problem, inputs, block_index, DType::f32, 0);

@@ -14,6 +14,9 @@ struct Reference {
   std::vector<double> lse;  // [total_q, num_q_heads]
 };
 
+// Where the blocks of `size` tokens begin in a sequence of `len`, anew with every segment; and its end.
+std::vector<int64_t> block_bounds(const Problem& problem, int64_t len, int64_t size);
+
 // In float64. block_index nullptr = dense.
 Reference reference_attention(const Problem& problem, const AttentionInputs& inputs, const BlockIndex* block_index);
 

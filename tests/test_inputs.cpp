@@ -31,8 +31,6 @@ int64_t offset_of(const TensorView& view, int64_t i, int64_t j, int64_t c) {
   return i * view.strides[0] + j * view.strides[1] + (view.num_dims == 3 ? c * view.strides[2] : 0);
 }
 
-int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
-
 struct Place {
   size_t sequence;
   int64_t index;  // of the query in its sequence
@@ -205,29 +203,29 @@ AttentionInputs Case::inputs() const {
 
 OwnedIndex::OwnedIndex(const Problem& problem, const std::vector<std::vector<int32_t>>& rows, int64_t capacity,
                        IndexLayout layout) {
-  const int64_t heads = problem.num_kv_heads, total_q = problem.total_q();
+  const int64_t heads = problem.num_kv_heads, num_rows = std::ssize(first_queries(problem));
   view_.num_heads = heads;
-  view_.num_q_rows = total_q;
+  view_.num_q_rows = num_rows;
   view_.capacity = capacity;
   switch (layout) {
     case IndexLayout::packed:
-      view_.slot_stride = 1, view_.row_stride = capacity, view_.head_stride = total_q * capacity;
+      view_.slot_stride = 1, view_.row_stride = capacity, view_.head_stride = num_rows * capacity;
       break;
     case IndexLayout::token_major:
       view_.slot_stride = 1, view_.head_stride = capacity + 2, view_.row_stride = heads * (capacity + 2) + 1;
       break;
     case IndexLayout::slot_strided:
-      view_.row_stride = 2, view_.head_stride = 2 * total_q + 3, view_.slot_stride = heads * view_.head_stride;
+      view_.row_stride = 2, view_.head_stride = 2 * num_rows + 3, view_.slot_stride = heads * view_.head_stride;
       break;
   }
   memory_.assign(
       static_cast<size_t>(std::max<int64_t>(0, heads - 1) * view_.head_stride +
-                          std::max<int64_t>(0, total_q - 1) * view_.row_stride + capacity * view_.slot_stride + 1),
+                          std::max<int64_t>(0, num_rows - 1) * view_.row_stride + capacity * view_.slot_stride + 1),
       0);  // block 0 wherever strides are not honoured
   view_.kv_block = memory_.data();
   for (int64_t h = 0; h < heads; ++h) {
-    for (int64_t q = 0; q < total_q; ++q) {
-      const std::vector<int32_t>& row = rows[static_cast<size_t>(h * total_q + q)];
+    for (int64_t q = 0; q < num_rows; ++q) {
+      const std::vector<int32_t>& row = rows[static_cast<size_t>(h * num_rows + q)];
       for (int64_t slot = 0; slot < capacity; ++slot) {
         memory_[static_cast<size_t>(h * view_.head_stride + q * view_.row_stride + slot * view_.slot_stride)] =
             slot < static_cast<int64_t>(row.size()) ? row[static_cast<size_t>(slot)] : -1;
@@ -255,7 +253,20 @@ int64_t num_visible_keys(const Problem& problem, int64_t q) {
 }
 
 int64_t num_visible_blocks(const Problem& problem, int64_t q) {
-  return ceil_div(num_visible_keys(problem, q), problem.kv_block_size);
+  const std::vector<int64_t> begin =
+      block_bounds(problem, problem.kv_lens[place_of(problem, q).sequence], problem.kv_block_size);
+  return std::lower_bound(begin.begin(), begin.end(), num_visible_keys(problem, q)) - begin.begin();
+}
+
+std::vector<int64_t> first_queries(const Problem& problem) {
+  std::vector<int64_t> queries;
+  int64_t first = 0;
+  for (int64_t q_len : problem.q_lens) {
+    const std::vector<int64_t> begin = block_bounds(problem, q_len, problem.q_block_size);
+    for (size_t row = 0; row + 1 < begin.size(); ++row) queries.push_back(first + begin[row]);
+    first += q_len;
+  }
+  return queries;
 }
 
 int64_t first_key_of(const Problem& problem, int64_t q) {
@@ -268,7 +279,7 @@ std::vector<std::vector<int32_t>> hostile_rows(const Problem& problem, std::mt19
   std::vector<std::vector<int32_t>> rows;
   const auto below = [&](int64_t n) { return static_cast<int64_t>(random() % static_cast<uint64_t>(n)); };
   for (int64_t h = 0; h < problem.num_kv_heads; ++h) {
-    for (int64_t q = 0; q < problem.total_q(); ++q) {
+    for (int64_t q : first_queries(problem)) {
       const int64_t visible = num_visible_blocks(problem, q);
       std::vector<int32_t> ids(static_cast<size_t>(visible));
       std::iota(ids.begin(), ids.end(), 0);
@@ -277,8 +288,8 @@ std::vector<std::vector<int32_t>> hostile_rows(const Problem& problem, std::mt19
       if (below(8) == 0) count = 0;
       if (below(4) == 0) count = std::min<int64_t>(count, 1);
       ids.resize(static_cast<size_t>(count));
-      const int32_t past_end =
-          static_cast<int32_t>(ceil_div(problem.kv_lens[place_of(problem, q).sequence], problem.kv_block_size));
+      const int64_t kv_len = problem.kv_lens[place_of(problem, q).sequence];
+      const int32_t past_end = static_cast<int32_t>(block_bounds(problem, kv_len, problem.kv_block_size).size()) - 1;
       const int32_t traps[] = {-1,
                                -1,
                                -2,
@@ -300,7 +311,7 @@ std::vector<std::vector<int32_t>> hostile_rows(const Problem& problem, std::mt19
 std::vector<std::vector<int32_t>> full_rows(const Problem& problem) {
   std::vector<std::vector<int32_t>> rows;
   for (int64_t h = 0; h < problem.num_kv_heads; ++h) {
-    for (int64_t q = 0; q < problem.total_q(); ++q) {
+    for (int64_t q : first_queries(problem)) {
       rows.emplace_back(static_cast<size_t>(num_visible_blocks(problem, q)));
       std::iota(rows.back().begin(), rows.back().end(), 0);
     }
@@ -346,12 +357,16 @@ void poison_unseen(Case& c) {
   const Problem& p = c.problem;
   const size_t heads = static_cast<size_t>(p.num_kv_heads);
   std::vector<bool> seen(static_cast<size_t>(p.total_kv()) * heads, false);
+  const std::vector<int64_t> rows = first_queries(p);
   for (int64_t h = 0; h < p.num_kv_heads; ++h) {
     for (int64_t q = 0; q < p.total_q(); ++q) {
       const int64_t visible = num_visible_keys(p, q), first = first_key_of(p, q);
-      for (int64_t id : c.rows[static_cast<size_t>(h * p.total_q() + q)]) {
-        if (id < 0) continue;
-        for (int64_t j = id * p.kv_block_size; j < std::min(visible, (id + 1) * p.kv_block_size); ++j) {
+      const std::vector<int64_t> begin = block_bounds(p, p.kv_lens[place_of(p, q).sequence], p.kv_block_size);
+      const int64_t row = std::upper_bound(rows.begin(), rows.end(), q) - rows.begin() - 1;
+      for (int64_t id : c.rows[static_cast<size_t>(h * std::ssize(rows) + row)]) {
+        if (id < 0 || id + 1 >= std::ssize(begin)) continue;
+        const size_t b = static_cast<size_t>(id);
+        for (int64_t j = begin[b]; j < std::min(visible, begin[b + 1]); ++j) {
           seen[static_cast<size_t>(first + j) * heads + static_cast<size_t>(h)] = true;
         }
       }
@@ -408,7 +423,9 @@ std::vector<Runner> sparse_runners(const Problem& problem) {
       runners.push_back(
           {kernel.name + how, {2, kernel.isa}, kernel.loop_order, false, walk, small_workspace, kernel.arithmetic});
     };
-    if (kernel.loop_order == LoopOrder::q_outer) {
+    if (problem.q_block_size > 1) {
+      if (kernel.loop_order == LoopOrder::q_outer) add(" query blocks", Walk::union_tiles, false);
+    } else if (kernel.loop_order == LoopOrder::q_outer) {
       add(" per token", Walk::token_tiles, false);
       add(" union tiles", Walk::union_tiles, false);
       add(" gathered", Walk::gathered, false);
@@ -469,7 +486,7 @@ Plan plan_of(const Runner& runner, const Problem& problem, const BlockIndex& blo
   options.loop_order = runner.loop_order;
   if (runner.small_workspace) options.workspace_limit = smallest_workspace(problem, block_index);
   Plan plan = plan_attention(problem, block_index, options);
-  if (runner.loop_order == LoopOrder::q_outer) {
+  if (runner.loop_order == LoopOrder::q_outer && problem.q_block_size == 1) {
     const int64_t tile_rows = find_kernel(problem, LoopOrder::q_outer, runner.execution).tile_rows;
     const int64_t group = problem.group_size();
     plan.q_rows_per_tile = runner.walk == Walk::gathered      ? 0

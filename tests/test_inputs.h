@@ -93,7 +93,7 @@ inline constexpr IndexLayout kIndexLayouts[] = {IndexLayout::packed, IndexLayout
 class OwnedIndex {
  public:
   OwnedIndex() = default;
-  // Slots are filled from rows[head * total_q + q]; the rest is -1.
+  // Slots are filled from rows[head * num_q_rows + row]; the rest is -1.
   OwnedIndex(const Problem& problem, const std::vector<std::vector<int32_t>>& rows, int64_t capacity,
              IndexLayout layout = IndexLayout::packed);
   OwnedIndex(OwnedIndex&&) = default;
@@ -110,6 +110,8 @@ std::vector<std::vector<int32_t>> rows_of(const BlockIndex& block_index);
 // Blocks that hold a key which query token `q` may see, and how many keys those are.
 int64_t num_visible_keys(const Problem& problem, int64_t q);
 int64_t num_visible_blocks(const Problem& problem, int64_t q);
+// The first query token of each row of the block index.
+std::vector<int64_t> first_queries(const Problem& problem);
 // First key of the query's sequence in the packed keys.
 int64_t first_key_of(const Problem& problem, int64_t q);
 

@@ -15,12 +15,13 @@ import tempfile
 from pathlib import Path
 
 # Public headers, lowest first: what each may include of the others. A new header needs a row.
-_SIZES = {"error", "execution", "tensor", "problem"}
+_SIZES = {"error", "execution", "tensor", "sequence", "problem"}
 HEADERS: dict[str, set[str]] = {
     "error": set(),
     "execution": {"error"},
     "tensor": {"error"},
-    "problem": {"error", "tensor"},
+    "sequence": {"error"},
+    "problem": {"error", "tensor", "sequence"},
     "io": {"error", "tensor"},
     "layout": _SIZES,
     "route": _SIZES,
@@ -31,6 +32,7 @@ HEADERS: dict[str, set[str]] = {
     "metrics": _SIZES | {"route", "plan", "attend"},
     "roofline": _SIZES | {"route", "plan", "attend"},
 }
+HEADERS["video_route"] = HEADERS["video_mass"] = _SIZES | {"route"}
 HEADERS["index_sm90"] = _SIZES
 HEADERS["sparse_prefill_sm90"] = _SIZES | {"route", "plan"}
 HEADERS["tilesieve"] = set(HEADERS)  # the umbrella
@@ -42,14 +44,14 @@ FOLDERS: dict[str, tuple[set[str], set[str]]] = {
     "base": (set(), {"error"}),
     "cpu": ({"base"}, {"execution", "tensor"}),
     "cuda": ({"base"}, {"execution"}),
-    "tensor": ({"base", "cpu"}, {"tensor", "problem"}),
+    "tensor": ({"base", "cpu"}, {"tensor", "sequence", "problem"}),
     "layout": (_BELOW, {"layout"}),
-    "route": (_BELOW, {"route"}),
+    "route": (_BELOW, {"route", "video_route"}),
     "plan": (_BELOW, {"plan"}),
     "quant": (_BELOW, {"quant"}),
     "attend": (_BELOW, {"attend"}),
     "combine": (_BELOW, {"combine"}),
-    "metrics": (_BELOW, {"metrics", "roofline"}),
+    "metrics": (_BELOW, {"metrics", "roofline", "video_mass"}),
     "io": (_BELOW, {"io"}),
 }
 

@@ -43,7 +43,7 @@ struct PlanOptions {
 
 // The block index made clean: of every row the distinct, in-range, visible ids, ascending. CSR.
 struct Selection {
-  std::vector<int64_t> row_ptr;   // [num_kv_heads * total_q + 1], row = head * total_q + query
+  std::vector<int64_t> row_ptr;   // [num_kv_heads * num_q_rows + 1], row = head * num_q_rows + row of the block index
   std::vector<int32_t> kv_block;  // [num_entries], ids inside the row's own sequence
   int64_t num_entries() const { return static_cast<int64_t>(kv_block.size()); }
 };
@@ -75,7 +75,8 @@ struct Pass {
 inline constexpr int64_t kMaxQRunTiles = 64;
 inline constexpr int64_t kMaxQRunTokens = 1024;
 
-// q-outer work under one KV head: consecutive query tokens of one sequence.
+// q-outer work under one KV head: consecutive query tokens of one sequence, and of one row of the block index where
+// rows have several tokens.
 struct QRun {
   int64_t kv_head;
   int64_t q_begin, q_end;

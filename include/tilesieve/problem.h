@@ -8,6 +8,7 @@
 #include <string_view>
 #include <vector>
 
+#include "tilesieve/sequence.h"
 #include "tilesieve/tensor.h"
 
 namespace [[gnu::visibility("default")]] tilesieve {
@@ -22,7 +23,11 @@ struct Problem {
   int64_t num_kv_heads = 1;  // divides num_q_heads
   int64_t head_dim = 64;     // multiple of 8, at most 256
 
-  int64_t q_block_size = 1;     // query tokens that share one row of the block index
+  // Where blocks of queries and keys begin anew: the segments of each sequence, whose queries are its keys, with no
+  // causal mask. Empty = a sequence is one piece.
+  std::vector<Segment> segments = {};
+
+  int64_t q_block_size = 1;     // query tokens that share one row of the block index; above 1 with no causal mask only
   int64_t kv_block_size = 128;  // keys of one block: 64 or 128, any multiple of 8 up to 1024 on the CPU
   int64_t top_k = 16;           // blocks a row of the block index may hold
 
@@ -36,16 +41,18 @@ struct Problem {
   int64_t group_size() const { return num_q_heads / num_kv_heads; }
   int64_t total_q() const;
   int64_t total_kv() const;
-  int64_t total_kv_blocks() const;  // sum over sequences of ceil(kv_len / kv_block_size)
+  int64_t total_kv_blocks() const;  // sum over sequences, and their segments, of ceil(keys / kv_block_size)
   int64_t num_kv_blocks(int64_t sequence) const;
+  int64_t num_q_rows() const;  // of the block index: sum over sequences and segments of ceil(queries / q_block_size)
   double scale() const;
 
   // Throws Error naming the first field that no kernel could honour.
   void validate() const;
 
   // "hq=64 hkv=4 d=128 q=2048 kv=32768 block=128 topk=16 causal=1"; lists as "q=5,0,17 kv=128,64,300"; optional
-  // "qblock=" (default 1), "scale=" (default 1/sqrt(d)), "dtype=" of keys and values (default f32; bf16, f16, e4m3) and
-  // "qdtype=" of queries (default: the same). parse(to_line()) gives the same problem back.
+  // "qblock=" (default 1), "scale=" (default 1/sqrt(d)), "segments=" (as TokenSequence has them), "dtype=" of keys and
+  // values (default f32; bf16, f16, e4m3) and "qdtype=" of queries (default: the same). parse(to_line()) gives the same
+  // problem back.
   static Problem parse(std::string_view line);
   std::string to_line() const;
 
@@ -67,6 +74,10 @@ struct SequenceTable {
   std::vector<int64_t> cu_seqlens_kv;  // [num_sequences + 1]
   std::vector<int64_t> cu_kv_blocks;   // [num_sequences + 1]
   std::vector<int32_t> sequence_of_q;  // [total_q]
+  std::vector<int64_t> q_row_begin;    // [num_q_rows + 1] first query token of each row of the block index; empty where
+                                       // every token is a row
+  std::vector<int64_t> kv_block_begin;  // [blocks of a sequence + 1] first key of each block where there are segments;
+                                        // else empty: block b begins at b * kv_block_size
   bool causal;
 };
 

@@ -17,7 +17,7 @@ namespace [[gnu::visibility("default")]] tilesieve {
 struct BlockIndex {
   const int32_t* kv_block = nullptr;  // [num_heads, num_q_rows, capacity], strided
   int64_t num_heads = 0;              // = num_kv_heads: the query heads of a group share their blocks
-  int64_t num_q_rows = 0;             // = total_q / q_block_size
+  int64_t num_q_rows = 0;             // = total_q where q_block_size is 1, else blocks of queries
   int64_t capacity = 0;
   int64_t head_stride = 0;  // elements
   int64_t row_stride = 0;

@@ -14,8 +14,11 @@
 #include "tilesieve/problem.h"
 #include "tilesieve/roofline.h"
 #include "tilesieve/route.h"
+#include "tilesieve/sequence.h"
 #include "tilesieve/sparse_prefill_sm90.h"
 #include "tilesieve/tensor.h"
+#include "tilesieve/video_mass.h"
+#include "tilesieve/video_route.h"
 
 namespace [[gnu::visibility("default")]] tilesieve {
 

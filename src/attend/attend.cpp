@@ -95,6 +95,9 @@ void check_plan(const Problem& problem, const Plan& plan, LoopOrder loop_order) 
   if (plan.q_rows_per_tile < 0) fail("plan.q_rows_per_tile: got {}, expected 0 or more", plan.q_rows_per_tile);
   if (plan.dense && plan.q_rows_per_tile == 0)
     fail("plan.q_rows_per_tile: got 0 (gathered), which a dense plan is not");
+  if (problem.q_block_size > 1 && plan.q_rows_per_tile == 0) {
+    fail("plan.q_rows_per_tile: got 0 (gathered) for blocks of {} queries, expected a tile", problem.q_block_size);
+  }
 }
 
 void check_inputs(const Problem& problem, const AttentionInputs& inputs, const AttentionOutputs& outputs,
@@ -133,12 +136,21 @@ void attend_q_outer(const Problem& problem, const AttentionInputs& inputs, const
   const AttendOps& ops = attend_ops(kernel.isa);
   const SequenceTable table(problem);
   const std::vector<int64_t> visible = visible_keys(table);
-  const int64_t total_q = problem.total_q(), group = problem.group_size(), head_dim = problem.head_dim;
+  const int64_t num_q_rows = problem.num_q_rows(), group = problem.group_size(), head_dim = problem.head_dim;
 
   const bool gather = plan.q_rows_per_tile == 0;
   const int64_t rows_per_tile = gather ? kernel.tile_rows : std::min(plan.q_rows_per_tile, kernel.tile_rows);
+  // The row of the block index that has the picks of a query token.
+  const auto row_of = [&begin = table.q_row_begin](int64_t q) {
+    return begin.empty() ? q : std::upper_bound(begin.begin(), begin.end(), q) - begin.begin() - 1;
+  };
   int64_t max_tokens = 0;
-  for (const QRun& run : plan.q_runs) max_tokens = std::max(max_tokens, run.q_end - run.q_begin);
+  for (const QRun& run : plan.q_runs) {
+    max_tokens = std::max(max_tokens, run.q_end - run.q_begin);
+    if (!plan.dense && problem.q_block_size > 1 && row_of(run.q_begin) != row_of(run.q_end - 1)) {
+      fail("plan.q_runs: tokens {} to {} belong to several rows of the block index", run.q_begin, run.q_end - 1);
+    }
+  }
   const int64_t max_tiles = gather ? 1 : ceil_div(max_tokens * group, rows_per_tile);
   if (max_tokens > kMaxQRunTokens || max_tiles > kMaxQRunTiles) {
     fail("plan.q_runs: a run of {} tokens in {} tiles, at most {} and {} are supported", max_tokens, max_tiles,
@@ -166,7 +178,8 @@ void attend_q_outer(const Problem& problem, const AttentionInputs& inputs, const
     item.num_tokens = num_tokens;
     item.rows_per_tile = rows_per_tile;
     item.visible = visible.data() + run.q_begin;
-    item.row_ptr = plan.dense ? nullptr : plan.selection.row_ptr.data() + kv_head * total_q + run.q_begin;
+    item.one_row = !plan.dense && problem.q_block_size > 1;
+    item.row_ptr = plan.dense ? nullptr : plan.selection.row_ptr.data() + kv_head * num_q_rows + row_of(run.q_begin);
     item.kv_block = plan.selection.kv_block.data();
     if (gather) {
       RunPicks& picks = thread_picks[static_cast<size_t>(thread)];
@@ -199,6 +212,7 @@ void attend_q_outer(const Problem& problem, const AttentionInputs& inputs, const
 void attend_kv_outer(const Problem& problem, const AttentionInputs& inputs, const Pass& pass, const Partials& partials,
                      const Execution& execution) {
   check_tensors(problem, inputs);
+  if (problem.q_block_size > 1) fail("problem.q_block_size: got {}, kv-outer runs 1", problem.q_block_size);
   if (pass.num_entries() > 0 && (partials.o_partial == nullptr || partials.m == nullptr || partials.l == nullptr)) {
     fail("partials: o_partial, m or l is null");
   }

@@ -98,9 +98,9 @@ void max_per_block(const BlockMaxItem& item, float* out, int64_t out_stride, uin
     }
   }
 
-  for (int64_t block = 0; block * item.kv_block_size < item.max_visible; ++block) {
-    const int64_t first_key = block * item.kv_block_size;
-    const int64_t num_keys = smaller(item.kv_block_size, item.max_visible - first_key);
+  for (int64_t block = 0; item.keys.first_key(block, item.kv_block_size) < item.max_visible; ++block) {
+    const int64_t first_key = item.keys.first_key(block, item.kv_block_size);
+    const int64_t num_keys = smaller(item.keys.first_key(block + 1, item.kv_block_size), item.max_visible) - first_key;
     const TileRows keys = tile_rows(item, block, num_keys, sizes, key_copy);
     order_stores_before_tiles();
     for (int64_t group = 0; group < sizes.row_groups; group += 2) {

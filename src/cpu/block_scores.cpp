@@ -13,6 +13,13 @@ namespace tilesieve {
 
 int64_t RowRun::max_visible() const { return visible.empty() ? 0 : *std::max_element(visible.begin(), visible.end()); }
 
+int64_t RowRun::num_blocks(int64_t num_visible) const {
+  if (keys.block_begin == nullptr) return ceil_div(num_visible, kv_block_size);
+  int64_t blocks = 0;
+  while (keys.block_begin[blocks] < num_visible) ++blocks;
+  return blocks;
+}
+
 F32Rows f32_rows(const BlockStats& stats, DType dtype, const uint8_t* source, int64_t stride, int64_t num_rows,
                  int64_t dim, float* scratch) {
   if (dtype == DType::f32) return {reinterpret_cast<const float*>(source), stride / int64_t{sizeof(float)}};
@@ -52,17 +59,17 @@ void BlockScorer::for_each_tile_and_block(const RowRun& run, const Visit& visit)
   const float* q_t = buffer(kQueries, 0);
   float* wide_keys = buffer(kWideKeys, run.kv_block_size * run.head_dim);
   std::vector<int32_t> limits(static_cast<size_t>(tile_rows));
-  for (int64_t block = 0; block * run.kv_block_size < max_visible; ++block) {
-    const int64_t first_key = block * run.kv_block_size;
-    const F32Rows keys = f32_rows(stats_, run.keys.dtype, run.keys.block(block), run.keys.key_stride,
-                                  std::min(run.kv_block_size, max_visible - first_key), run.head_dim, wide_keys);
+  for (int64_t block = 0; run.first_key(block) < max_visible; ++block) {
+    const int64_t first_key = run.first_key(block);
+    const int64_t num_keys = std::min(run.first_key(block + 1), max_visible) - first_key;
+    const F32Rows keys =
+        f32_rows(stats_, run.keys.dtype, run.keys.block(block), run.keys.key_stride, num_keys, run.head_dim, wide_keys);
     for (int64_t first = 0; first < run.num_rows(); first += tile_rows) {
       const int64_t num_rows = std::min(tile_rows, run.num_rows() - first);
-      int64_t most = 0, least = run.kv_block_size;
+      int64_t most = 0, least = num_keys;
       std::fill(limits.begin(), limits.end(), 0);
       for (int64_t r = 0; r < num_rows; ++r) {
-        const int64_t limit =
-            std::clamp<int64_t>(run.visible[static_cast<size_t>(first + r)] - first_key, 0, run.kv_block_size);
+        const int64_t limit = std::clamp<int64_t>(run.visible[static_cast<size_t>(first + r)] - first_key, 0, num_keys);
         limits[static_cast<size_t>(r)] = static_cast<int32_t>(limit);
         most = std::max(most, limit);
         least = std::min(least, limit);
@@ -95,7 +102,7 @@ void BlockScorer::mass_per_block(const RowRun& run, double softmax_scale, int64_
                                  int64_t out_stride) {
   load_tiles(run);
   const float scale_log2 = static_cast<float>(softmax_scale * std::numbers::log2e);
-  const int64_t num_blocks = ceil_div(run.max_visible(), run.kv_block_size);
+  const int64_t num_blocks = run.num_blocks(run.max_visible());
   float* scores = buffer(kScores, run.kv_block_size * stats_.rows_per_tile);
   const int64_t padded_rows = round_up(run.num_rows(), stats_.rows_per_tile);
   float* m = buffer(kM, padded_rows * num_blocks);  // [num_blocks][padded_rows]
@@ -110,7 +117,7 @@ void BlockScorer::mass_per_block(const RowRun& run, double softmax_scale, int64_
   std::vector<float> weights(static_cast<size_t>(num_blocks));
   for (int64_t r = 0; r < run.num_rows(); ++r) {
     float* mean = out + r / group * out_stride;
-    const int64_t visible_blocks = ceil_div(run.visible[static_cast<size_t>(r)], run.kv_block_size);
+    const int64_t visible_blocks = run.num_blocks(run.visible[static_cast<size_t>(r)]);
     float largest = -std::numeric_limits<float>::infinity();
     for (int64_t b = 0; b < visible_blocks; ++b) largest = std::max(largest, m[b * padded_rows + r]);
     const float shift = std::isinf(largest) && largest < 0 ? 0.0f : largest;
@@ -138,7 +145,7 @@ void BlockScorer::score_per_key(const RowRun& run, float* out, int64_t out_strid
     stats_.scores(q_t, num_rows, run.head_dim, keys.data, keys.stride, num_keys, scores);
     for (int r = 0; r < num_rows; ++r) {
       for (int64_t j = 0; j < num_keys; ++j) {
-        out[(first + r) * out_stride + block * run.kv_block_size + j] = scores[j * padded + r];
+        out[(first + r) * out_stride + run.first_key(block) + j] = scores[j * padded + r];
       }
     }
   });

@@ -22,6 +22,8 @@ struct RowRun {
 
   int64_t num_rows() const { return static_cast<int64_t>(rows.size()); }
   int64_t max_visible() const;
+  int64_t first_key(int64_t block) const { return keys.first_key(block, kv_block_size); }
+  int64_t num_blocks(int64_t num_visible) const;  // that begin before so many keys
 };
 
 // Rows of f32 that lie `stride` elements apart.

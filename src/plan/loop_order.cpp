@@ -84,6 +84,13 @@ struct Candidate {
 }  // namespace
 
 LoopChoice choose_loop_order(const Problem& problem, const Selection& selection, const PlanOptions& options) {
+  if (problem.q_block_size > 1) {
+    if (options.loop_order == LoopOrder::kv_outer) {
+      fail("loop_order: got kv_outer for blocks of {} queries, expected q_outer or auto", problem.q_block_size);
+    }
+    return {LoopOrder::q_outer, options.tile_rows,
+            fmt::format("q_outer: {} picks by blocks of {} queries", selection.num_entries(), problem.q_block_size)};
+  }
   const SequenceTable table(problem);
   const int64_t group = problem.group_size();
   const int64_t token_rows = std::min(group, options.tile_rows);

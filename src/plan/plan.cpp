@@ -51,7 +51,8 @@ Plan make_plan(const Problem& problem, const BlockIndex& block_index, const Plan
   plan.explanation = choice.explanation;
   if (plan.loop_order == LoopOrder::q_outer) {
     plan.q_rows_per_tile = choice.q_rows_per_tile;
-    plan.q_runs = make_q_runs(problem, plan.q_rows_per_tile, options);
+    plan.q_runs = problem.q_block_size > 1 ? make_row_runs(problem, plan.q_rows_per_tile)
+                                           : make_q_runs(problem, plan.q_rows_per_tile, options);
     return plan;
   }
   plan.passes = make_passes(problem, plan.selection, options);

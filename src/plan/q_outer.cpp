@@ -24,16 +24,20 @@ constexpr int64_t kRunsPerThread = 6;
 // Rows that a short run should still find at a block: below a full tile they cost more the fewer they are.
 constexpr int64_t kLeastRowsPerBlock = 64;
 
+// Tokens of the longest run of tiles that the kernels take.
+int64_t most_tokens(const Problem& problem, int64_t q_rows_per_tile) {
+  return std::clamp<int64_t>(kMaxQRunTiles * q_rows_per_tile / problem.group_size(), 1, kMaxQRunTokens);
+}
+
 }  // namespace
 
 int64_t q_run_tokens(const Problem& problem, int64_t q_rows_per_tile, const PlanOptions& options) {
   const int64_t group = problem.group_size();
   const int64_t threads = resolve_num_threads(options.num_threads);
   if (q_rows_per_tile > 0) {
-    const int64_t most = std::min(kMaxQRunTokens, kMaxQRunTiles * q_rows_per_tile / group);
     const int64_t balanced = problem.total_q() * problem.num_kv_heads / (kRunsPerThread * threads) + 1;
     return std::clamp<int64_t>(std::min(kTilesPerRun * options.tile_rows / group, balanced), 1,
-                               std::max<int64_t>(1, most));
+                               most_tokens(problem, q_rows_per_tile));
   }
   const int64_t cached = kGatheredOutputBytes / (group * problem.head_dim * int64_t{sizeof(float)});
   const int64_t balanced = problem.total_q() * problem.num_kv_heads / (2 * threads) + 1;
@@ -59,6 +63,21 @@ std::vector<QRun> make_q_runs(const Problem& problem, int64_t q_rows_per_tile, c
         runs.push_back({kv_head, begin, end});
         left -= end - begin;
         end = begin;
+      }
+    }
+  }
+  return runs;
+}
+
+std::vector<QRun> make_row_runs(const Problem& problem, int64_t q_rows_per_tile) {
+  const int64_t most = most_tokens(problem, q_rows_per_tile);
+  const SequenceTable table(problem);
+  std::vector<QRun> runs;
+  for (int64_t kv_head = 0; kv_head < problem.num_kv_heads; ++kv_head) {
+    for (size_t row = 0; row + 1 < table.q_row_begin.size(); ++row) {
+      const int64_t end = table.q_row_begin[row + 1];
+      for (int64_t begin = table.q_row_begin[row]; begin < end; begin += most) {
+        runs.push_back({kv_head, begin, std::min(end, begin + most)});
       }
     }
   }

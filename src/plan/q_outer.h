@@ -14,4 +14,8 @@ int64_t q_run_tokens(const Problem& problem, int64_t q_rows_per_tile, const Plan
 
 std::vector<QRun> make_q_runs(const Problem& problem, int64_t q_rows_per_tile, const PlanOptions& options);
 
+// Runs for rows of the block index that have several tokens: a row each, or parts of one where it is larger than a run
+// may be.
+std::vector<QRun> make_row_runs(const Problem& problem, int64_t q_rows_per_tile);
+
 }  // namespace tilesieve

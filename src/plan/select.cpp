@@ -43,25 +43,33 @@ struct Row {
   }
 };
 
+int64_t num_visible_blocks(const Problem& problem, const SequenceTable& table, int64_t q_row) {
+  const int64_t q = table.q_row_begin.empty() ? q_row : table.q_row_begin[static_cast<size_t>(q_row)];
+  const SequenceTable::Token token = table.token(q);
+  return table.kv_block_begin.empty() ? ceil_div(token.visible, problem.kv_block_size)
+                                      : std::ssize(table.kv_block_begin) - 1;
+}
+
 }  // namespace
 
 Selection select_blocks(const Problem& problem, const BlockIndex& block_index, int num_threads) {
   problem.validate();
-  const int64_t total_q = problem.total_q();
-  if (block_index.num_heads != problem.num_kv_heads || block_index.num_q_rows != total_q) {
-    fail("block_index: got [{}, {}, {}], expected [num_kv_heads, total_q, capacity] = [{}, {}, any]",
-         block_index.num_heads, block_index.num_q_rows, block_index.capacity, problem.num_kv_heads, total_q);
+  const int64_t num_q_rows = problem.num_q_rows();
+  if (block_index.num_heads != problem.num_kv_heads || block_index.num_q_rows != num_q_rows) {
+    fail("block_index: got [{}, {}, {}], expected [num_kv_heads, {}, capacity] = [{}, {}, any]", block_index.num_heads,
+         block_index.num_q_rows, block_index.capacity, problem.q_block_size > 1 ? "num_q_rows" : "total_q",
+         problem.num_kv_heads, num_q_rows);
   }
-  if (block_index.capacity < 0 || (block_index.kv_block == nullptr && block_index.capacity != 0 && total_q != 0)) {
+  if (block_index.capacity < 0 || (block_index.kv_block == nullptr && block_index.capacity != 0 && num_q_rows != 0)) {
     fail("block_index: capacity is {} and kv_block is {}", block_index.capacity,
          block_index.kv_block == nullptr ? "null" : "set");
   }
   const SequenceTable table(problem);
-  const int64_t num_rows = problem.num_kv_heads * total_q;
+  const int64_t num_rows = problem.num_kv_heads * num_q_rows;
   const auto row_at = [&](int64_t row) {
-    return Row{block_index.kv_block + row / total_q * block_index.head_stride + row % total_q * block_index.row_stride,
-               block_index.slot_stride, block_index.capacity,
-               ceil_div(table.token(row % total_q).visible, problem.kv_block_size)};
+    const int64_t head = row / num_q_rows, q_row = row % num_q_rows;
+    return Row{block_index.kv_block + head * block_index.head_stride + q_row * block_index.row_stride,
+               block_index.slot_stride, block_index.capacity, num_visible_blocks(problem, table, q_row)};
   };
   // Once to count, once to write: the second pass finds the index in the cache.
   const auto for_each_row = [&](const auto& body) {

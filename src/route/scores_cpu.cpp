@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "base/fail.h"
+#include "base/mix.h"
 #include "base/parallel.h"
 #include "base/rounding.h"
 #include "cpu/block_scores.h"
@@ -154,20 +155,11 @@ class RunScorer {
         const uint64_t position = static_cast<uint64_t>(table_.token(run.token(i)).position);
         const uint64_t row = mix(mix(mix(options_.seed) + head) + position);
         for (int64_t b = 0; b < stride; ++b) {
-          const uint64_t bits = mix(row + static_cast<uint64_t>(b));
           scores_[static_cast<size_t>((h * run.num_tokens + i) * stride + b)] =
-              static_cast<float>(bits >> 40) * 0x1p-24f;
+              unit_float(mix(row + static_cast<uint64_t>(b)));
         }
       }
     }
-  }
-
-  // splitmix64's finaliser (Steele, Lea, Flood 2014).
-  static uint64_t mix(uint64_t x) {
-    x += 0x9e3779b97f4a7c15u;
-    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
-    x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
-    return x ^ (x >> 31);
   }
 
   const Problem& problem_;

@@ -42,6 +42,7 @@ void check_headless_keys(std::string_view argument, const Problem& problem, cons
 
 void check_block_table(const Problem& problem, const TensorView& block_table, int64_t num_pages) {
   if (!is_paged(block_table)) return;
+  if (!problem.segments.empty()) fail("block_table: given with segments, whose keys lie in one piece");
   int64_t most = 0;
   for (int64_t s = 0; s < problem.num_sequences(); ++s) most = std::max(most, problem.num_kv_blocks(s));
   if (block_table.device.kind != DeviceKind::cpu || block_table.dtype != DType::i32 || block_table.num_dims != 2 ||
@@ -79,6 +80,7 @@ StoredKeys stored_keys(const Problem& problem, const SequenceTable& table, const
   } else {
     keys.data += table.cu_seqlens_kv[s] * keys.key_stride;
     keys.block_stride = problem.kv_block_size * keys.key_stride;
+    if (!table.kv_block_begin.empty()) keys.block_begin = table.kv_block_begin.data();
   }
   return keys;
 }

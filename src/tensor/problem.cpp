@@ -16,6 +16,7 @@ constexpr int64_t kMaxTokens = int64_t{1} << 31;  // query ids are int32
 constexpr int64_t kMaxSequences = int64_t{1} << 20;
 constexpr int64_t kMaxHeads = 4096;
 constexpr int64_t kMaxGroup = 512;
+constexpr int64_t kMaxQBlock = 1024;
 constexpr double kMinScale = 1e-30, kMaxScale = 1e30;  // times log2(e) they are still normal numbers of f32
 
 int64_t parse_integer(std::string_view key, std::string_view text) {
@@ -55,6 +56,19 @@ void check_lens(std::string_view field, const std::vector<int64_t>& lens) {
   }
 }
 
+void check_segments(const Problem& problem) {
+  if (problem.segments.empty()) return;
+  const TokenSequence sequence{problem.segments};
+  sequence.validate();
+  if (problem.causal) fail("problem.segments: given with a causal mask, expected causal = 0");
+  for (size_t s = 0; s < problem.q_lens.size(); ++s) {
+    if (problem.q_lens[s] != sequence.num_tokens() || problem.kv_lens[s] != sequence.num_tokens()) {
+      fail("problem.segments: {} tokens, but sequence {} has {} queries and {} keys", sequence.num_tokens(), s,
+           problem.q_lens[s], problem.kv_lens[s]);
+    }
+  }
+}
+
 constexpr DType kStorageDTypes[] = {DType::f32, DType::bf16, DType::f16, DType::f8_e4m3};
 
 bool is_storage(DType dtype) {
@@ -66,6 +80,25 @@ DType parse_storage(std::string_view key, std::string_view text) {
     if (text == name_of(dtype)) return dtype;
   }
   fail("problem: {}={}, expected f32, bf16, f16 or e4m3", key, text);
+}
+
+// Blocks of `size` tokens in a sequence of `len`.
+int64_t num_blocks(const std::vector<Segment>& segments, int64_t len, int64_t size) {
+  if (segments.empty()) return ceil_div(len, size);
+  int64_t blocks = 0;
+  for (const Segment& segment : segments) blocks += ceil_div(segment.num_tokens, size);
+  return blocks;
+}
+
+// Appends where the blocks of `size` tokens begin in a sequence of `len` whose first token is `first`.
+void append_begins(const std::vector<Segment>& segments, int64_t first, int64_t len, int64_t size,
+                   std::vector<int64_t>& begins) {
+  const auto append = [&](int64_t tokens) {
+    for (int64_t i = 0; i < tokens; i += size) begins.push_back(first + i);
+    first += tokens;
+  };
+  if (segments.empty()) return append(len);
+  for (const Segment& segment : segments) append(segment.num_tokens);
 }
 
 int64_t sum(const std::vector<int64_t>& lens) {
@@ -80,7 +113,13 @@ int64_t Problem::total_q() const { return sum(q_lens); }
 int64_t Problem::total_kv() const { return sum(kv_lens); }
 
 int64_t Problem::num_kv_blocks(int64_t sequence) const {
-  return ceil_div(kv_lens[static_cast<size_t>(sequence)], kv_block_size);
+  return num_blocks(segments, kv_lens[static_cast<size_t>(sequence)], kv_block_size);
+}
+
+int64_t Problem::num_q_rows() const {
+  int64_t rows = 0;
+  for (int64_t q_len : q_lens) rows += num_blocks(segments, q_len, q_block_size);
+  return rows;
 }
 
 int64_t Problem::total_kv_blocks() const {
@@ -111,8 +150,13 @@ void Problem::validate() const {
   if (head_dim < 8 || head_dim > 256 || head_dim % 8 != 0) {
     fail("problem.head_dim: got {}, expected a multiple of 8 from 8 to 256", head_dim);
   }
-  if (q_block_size != 1)
-    fail("problem.q_block_size: got {}, only 1 (a selection per token) is supported", q_block_size);
+  if (q_block_size < 1 || q_block_size > kMaxQBlock) {
+    fail("problem.q_block_size: got {}, expected 1 to {}", q_block_size, kMaxQBlock);
+  }
+  if (q_block_size > 1 && causal) {
+    fail("problem.q_block_size: got {} with a causal mask, expected 1 (a selection per token)", q_block_size);
+  }
+  check_segments(*this);
   if (kv_block_size < 8 || kv_block_size > 1024 || kv_block_size % 8 != 0) {
     fail("problem.kv_block_size: got {}, expected a multiple of 8 from 8 to 1024", kv_block_size);
   }
@@ -163,6 +207,8 @@ Problem Problem::parse(std::string_view line) {
       const int64_t flag = parse_integer(key, value);
       if (flag != 0 && flag != 1) fail("problem: causal={} is neither 0 nor 1", value);
       problem.causal = flag == 1;
+    } else if (key == "segments") {
+      problem.segments = TokenSequence::parse(value).segments;
     } else if (key == "scale") {
       problem.softmax_scale = parse_real(key, value);
     } else if (key == "dtype") {
@@ -171,7 +217,10 @@ Problem Problem::parse(std::string_view line) {
       problem.q_dtype = parse_storage(key, value);
       has_q_dtype = true;
     } else {
-      fail("problem: unknown key '{}', expected hq hkv d q kv block topk causal scale qblock dtype qdtype", key);
+      fail(
+          "problem: unknown key '{}', expected hq hkv d q kv block topk causal scale qblock segments dtype "
+          "qdtype",
+          key);
     }
   }
   if (!has_q) fail("problem: q= (query tokens of each sequence) is missing");
@@ -187,6 +236,7 @@ std::string Problem::to_line() const {
                   fmt::join(q_lens, ","), fmt::join(kv_lens, ","), kv_block_size, top_k, causal ? 1 : 0);
   if (softmax_scale != 0.0) line += fmt::format(" scale={}", softmax_scale);
   if (q_block_size != 1) line += fmt::format(" qblock={}", q_block_size);
+  if (!segments.empty()) line += " segments=" + TokenSequence{segments}.to_line();
   if (kv_dtype != DType::f32) line += fmt::format(" dtype={}", name_of(kv_dtype));
   if (q_dtype != kv_dtype) line += fmt::format(" qdtype={}", name_of(q_dtype));
   return line;
@@ -203,6 +253,15 @@ SequenceTable::SequenceTable(const Problem& problem) : causal(problem.causal) {
     cu_seqlens_kv.push_back(cu_seqlens_kv.back() + problem.kv_lens[i]);
     cu_kv_blocks.push_back(cu_kv_blocks.back() + problem.num_kv_blocks(s));
     sequence_of_q.insert(sequence_of_q.end(), static_cast<size_t>(problem.q_lens[i]), static_cast<int32_t>(s));
+    if (problem.q_block_size > 1) {
+      append_begins(problem.segments, cu_seqlens_q[i], problem.q_lens[i], problem.q_block_size, q_row_begin);
+    }
+  }
+  if (problem.q_block_size > 1) q_row_begin.push_back(cu_seqlens_q.back());
+  if (!problem.segments.empty()) {
+    const int64_t num_keys = TokenSequence{problem.segments}.num_tokens();
+    append_begins(problem.segments, 0, num_keys, problem.kv_block_size, kv_block_begin);
+    kv_block_begin.push_back(num_keys);
   }
 }
 

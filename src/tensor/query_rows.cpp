@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <array>
 
+#include "base/fail.h"
 #include "tensor/checks.h"
 #include "tensor/kv_storage.h"
 
@@ -11,6 +12,9 @@ namespace tilesieve {
 
 std::vector<TokenRun> token_runs(const Problem& problem, const SequenceTable& table, int64_t heads_per_run,
                                  int64_t tokens_per_run, int64_t step) {
+  if (problem.q_block_size > 1 || !problem.segments.empty()) {
+    fail("problem: '{}' has blocks of queries or segments, expected neither", problem.to_line());
+  }
   std::vector<TokenRun> runs;
   for (int64_t s = problem.num_sequences() - 1; s >= 0; --s) {
     const int64_t q_len = problem.q_lens[static_cast<size_t>(s)];
@@ -44,6 +48,12 @@ RowRun query_rows(const Problem& problem, const SequenceTable& table, const Toke
     }
   }
   return rows;
+}
+
+RowRun block_rows(const Problem& problem, const SequenceTable& table, const TensorView& q, const TensorView& k,
+                  int64_t sequence, int64_t kv_head, int64_t first, int64_t num_tokens) {
+  const int64_t begin = table.cu_seqlens_q[static_cast<size_t>(sequence)] + first;
+  return query_rows(problem, table, {sequence, kv_head, kv_head + 1, begin, 1, num_tokens}, q, k, {});
 }
 
 double score_scale(const Problem& problem, const TensorView& q_scale, const TensorView& k_scale, int64_t kv_head) {

@@ -33,6 +33,11 @@ std::vector<TokenRun> token_runs(const Problem& problem, const SequenceTable& ta
 RowRun query_rows(const Problem& problem, const SequenceTable& table, const TokenRun& run, const TensorView& q,
                   const TensorView& k, const TensorView& block_table);
 
+// Some consecutive query tokens of a sequence without a causal mask, under one KV head, against all of its keys.
+// `first` counts in the sequence.
+RowRun block_rows(const Problem& problem, const SequenceTable& table, const TensorView& q, const TensorView& k,
+                  int64_t sequence, int64_t kv_head, int64_t first, int64_t num_tokens);
+
 // softmax_scale * q_scale * k_scale: what the dot products of stored numbers under a KV head are multiplied with.
 double score_scale(const Problem& problem, const TensorView& q_scale, const TensorView& k_scale, int64_t kv_head);
 

@@ -129,7 +129,7 @@ struct AmxEngine {
     arrange_keys(t.k, block, num_keys, t.head_dim, b.keys);
     arrange_values(t.v, block, num_keys, t.head_dim, b.values);
     if (next_block >= 0) {
-      const int64_t count = smaller(t.kv_block_size, t.kv_len - next_block * t.kv_block_size);
+      const int64_t count = t.num_keys(next_block);
       const int64_t row_bytes = t.head_dim * (t.k.dtype == DType::f8_e4m3 ? 1 : 2);
       b.next_keys = {t.k.block(next_block), t.k.key_stride, count, row_bytes};
       b.next_values = {t.v.block(next_block), t.v.key_stride, count, row_bytes};

@@ -23,6 +23,13 @@ struct HeadTensors {
   [[gnu::always_inline]] const uint8_t* query(int64_t token, int64_t head) const {
     return q + token * q_token_stride + head * q_head_stride;
   }
+
+  // Keys [first_key, first_key + num_keys) of the sequence are a block's.
+  [[gnu::always_inline]] int64_t first_key(int64_t block) const { return k.first_key(block, kv_block_size); }
+  [[gnu::always_inline]] int64_t num_keys(int64_t block) const {
+    const int64_t end = first_key(block + 1);
+    return (end < kv_len ? end : kv_len) - first_key(block);
+  }
 };
 
 // Consecutive query tokens of one sequence against the union of their blocks.
@@ -33,6 +40,7 @@ struct QOuterItem {
   const int64_t* visible;   // [num_tokens] keys that a token sees
   const int64_t* row_ptr;   // q_outer_tiles: [num_tokens + 1] into kv_block; nullptr = every visible block
   const int32_t* kv_block;  // q_outer_tiles: ascending ids of each token
+  bool one_row;             // q_outer_tiles: all tokens share the picks of the first, and see the same keys
 
   int64_t num_picked_blocks;  // q_outer_gather: the same picks block by block, as in RunPicks
   const int32_t* picked_block;

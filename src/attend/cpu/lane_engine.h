@@ -138,7 +138,7 @@ struct LaneEngine {
     }
     const int64_t row_bytes = t.head_dim * size_of(t.k.dtype);
     if (next_block >= 0) {
-      const int64_t count = smaller(t.kv_block_size, t.kv_len - next_block * t.kv_block_size);
+      const int64_t count = t.num_keys(next_block);
       b.ahead_of_next = {t.k.block(next_block), t.k.key_stride, count, row_bytes};
     }
     if (Units::values_stay(t.v.dtype)) {

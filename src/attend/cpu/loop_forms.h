@@ -146,12 +146,12 @@ void q_outer_gather(const QOuterItem& item, uint8_t* scratch) {
   }
 
   for (int64_t b = 0; b < item.num_picked_blocks; ++b) {
-    const int64_t first_key = item.picked_block[b] * t.kv_block_size;
+    const int64_t first_key = t.first_key(item.picked_block[b]), block_keys = t.num_keys(item.picked_block[b]);
     const int32_t* token = item.picked_token + item.picked_ptr[b];
     const int32_t* end = item.picked_token + item.picked_ptr[b + 1];
     int64_t most = 0;
     for (const int32_t* i = token; i < end; ++i) most = item.visible[*i] > most ? item.visible[*i] : most;
-    typename Engine::Block block = Engine::prepare(t, item.picked_block[b], smaller(most - first_key, t.kv_block_size),
+    typename Engine::Block block = Engine::prepare(t, item.picked_block[b], smaller(most - first_key, block_keys),
                                                    b + 1 < item.num_picked_blocks ? item.picked_block[b + 1] : -1,
                                                    (end - token) * t.group_size, prepared);
     int64_t head = 0;
@@ -163,7 +163,7 @@ void q_outer_gather(const QOuterItem& item, uint8_t* scratch) {
       int32_t limits[kRows];
       int count = 0;
       while (count < kRows && token < end) {
-        const int32_t limit = static_cast<int32_t>(smaller(item.visible[*token] - first_key, t.kv_block_size));
+        const int32_t limit = static_cast<int32_t>(smaller(item.visible[*token] - first_key, block_keys));
         const uint8_t* query = t.query(item.q_begin + *token, 0);
         float* output = item.o + *token * item.o_token_stride;
         for (; head < t.group_size && count < kRows; ++head, ++count) {
@@ -209,8 +209,7 @@ void kv_outer(const KvOuterItem& item, uint8_t* scratch) {
   constexpr int kRows = Engine::kRowsPerTile;
   const HeadTensors& t = item.tensors;
   const int64_t num_rows = item.num_entries * t.group_size;
-  const int64_t first_key = item.kv_block * t.kv_block_size;
-  const int64_t block_keys = smaller(t.kv_block_size, t.kv_len - first_key);
+  const int64_t first_key = t.first_key(item.kv_block), block_keys = t.num_keys(item.kv_block);
   ScratchFront front(scratch);
   uint8_t* tile_memory = front.take<uint8_t>(Engine::tile_bytes(t.head_dim));
   uint8_t* prepared = front.take<uint8_t>(Engine::prepare_bytes(t.head_dim, t.kv_block_size));

@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: Apache-2.0
+// The segments of a video model's sequence: text, images that it is conditioned on, sound, video.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace [[gnu::visibility("default")]] tilesieve {
+
+enum class SegmentKind : uint8_t { text, conditioning, reference, audio, video };
+
+std::string_view name_of(SegmentKind kind);
+SegmentKind parse_segment_kind(std::string_view name);  // Error when unknown
+
+// Latent frames x rows x tokens of a row, in raster order: token (f, y, x) is number (f * h + y) * w + x.
+struct Grid {
+  int64_t t = 0, h = 0, w = 0;
+  int64_t num_tokens() const { return t * h * w; }
+  int64_t num_tokens_up_to(int64_t most) const;  // at most `most`, whatever the sides are
+  bool operator==(const Grid&) const = default;
+};
+
+struct Segment {
+  SegmentKind kind = SegmentKind::video;
+  int64_t num_tokens = 0;
+  Grid grid;  // of num_tokens tokens where they have an order in space; else all 0
+  bool has_grid() const { return grid != Grid{}; }
+  bool operator==(const Segment&) const = default;
+};
+
+// The tokens that attend to each other, segment after segment. No tile spans two segments.
+struct TokenSequence {
+  std::vector<Segment> segments;
+
+  int64_t num_tokens() const;
+  int64_t num_tokens(SegmentKind kind) const;
+
+  // "text:594,audio:414,video:37x24x42", "video:1000" without a grid; parse(to_line()) gives the same sequence back.
+  static TokenSequence parse(std::string_view line);
+  std::string to_line() const;
+
+  // Throws Error naming the first segment whose tokens are not those of its grid, or too many: at most 2^31 together.
+  void validate() const;
+
+  bool operator==(const TokenSequence&) const = default;
+};
+
+}  // namespace tilesieve
