@@ -83,6 +83,7 @@ Cases::Cases(int num_threads) : num_threads_(num_threads) {
       }
     }
   }
+  add_video();
 }
 
 Case& Cases::add(const Setting& setting, const std::string& what, double work) {

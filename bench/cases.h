@@ -44,6 +44,7 @@ class Cases {
   void add_plan(const Setting& setting);
   void add_index(const Setting& setting);
   void add_top_k(const Setting& setting);
+  void add_video();
   Case& add(const Setting& setting, const std::string& what, double work);
 
   const Inputs& inputs(const Problem& problem);

@@ -7,7 +7,7 @@ namespace tilesieve::bench {
 
 double Measurement::value() const {
   const double time = median(seconds);
-  return work > 0 ? work / time * 1e-12 : time * 1e3;
+  return work > 0 ? work / time * 1e-12 : bytes > 0 ? bytes / time * 1e-9 : time * 1e3;
 }
 
 double Measurement::spread() const {

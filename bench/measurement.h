@@ -10,12 +10,13 @@
 namespace tilesieve::bench {
 
 struct Measurement {
-  std::string name;             // cpu/<what>/<dtype>/<S>x<N>/<isa>[/smollm2]
-  double work = 0;              // FLOP of one repetition; 0 = report the time
+  std::string name;             // cpu/<what>/<dtype>/<S>x<N>/<isa>[/smollm2], video/<what>/<dtype>/<tokens>x<heads>/-
+  double work = 0;              // FLOP of one repetition
+  double bytes = 0;             // that one repetition reads and writes; neither = report the time
   std::string kernel;           // what the library took, empty where there is no choice
   std::vector<double> seconds;  // one a round
 
-  std::string metric() const { return work > 0 ? "TFLOP/s" : "ms"; }
+  std::string metric() const { return work > 0 ? "TFLOP/s" : bytes > 0 ? "GB/s" : "ms"; }
   double value() const;   // in `metric`, of the median time
   double spread() const;  // of the times: (longest - shortest) / median
 };

@@ -28,12 +28,13 @@ json against(json row, const std::string& baseline, double ratio) {
   return row;
 }
 
-// cpu/<what>/<dtype>/<rest>
+// <family>/<what>/<dtype>/<rest>
 struct Name {
-  std::string what, dtype, rest;
+  std::string family, what, dtype, rest;
 
   explicit Name(const std::string& name) {
     const size_t first = name.find('/'), second = name.find('/', first + 1), third = name.find('/', second + 1);
+    family = name.substr(0, first);
     what = name.substr(first + 1, second - first - 1);
     dtype = name.substr(second + 1, third - second - 1);
     rest = name.substr(third + 1);
@@ -48,7 +49,7 @@ struct Name {
     other.dtype = other_dtype;
     return other;
   }
-  std::string text() const { return fmt::format("cpu/{}/{}/{}", what, dtype, rest); }
+  std::string text() const { return fmt::format("{}/{}/{}/{}", family, what, dtype, rest); }
 };
 
 class Rows {
@@ -126,6 +127,9 @@ class Rows {
     }
     if (const Measurement* index = find(name.of("index")); name.what == "top-k" && index != nullptr) {
       compare("index", index->seconds);
+    }
+    if (const Measurement* copy = find(name.of("copy")); name.what != "copy" && copy != nullptr) {
+      compare("copy", copy->seconds);
     }
     if (rows.size() == rows_before) rows.push_back(row_of(m));
   }

@@ -25,6 +25,7 @@ struct RunFacts {
 //   bf16         time of the same case stored as bf16 over that of e4m3
 //   attend       time of auto over that of planning it
 //   index        time of scoring and choosing over that of choosing alone
+//   copy         time of copying as many bytes as they lie, in parts, over that of moving tokens into another order
 nlohmann::json results(const Cases& cases, const RunFacts& facts);
 
 // The file of bench/torch_baseline.py. Throws Error where it is of another machine or of other threads.

@@ -196,7 +196,7 @@ std::string text_of(const AttendReport& report, const AttendCommand& command, co
 }
 
 void run(const AttendCommand& command) {
-  check_output_file(command.output, command.inputs);
+  check_output_file(command.output, files_of(command.inputs));
   command.attention_options();  // refuses wrong names before anything is read
   const Inputs inputs = load_inputs(command.inputs, true);
   require_one_budget(inputs);

@@ -11,6 +11,8 @@ void add_inspect(CLI::App& app);
 void add_route(CLI::App& app);
 void add_attend(CLI::App& app);
 void add_mass(CLI::App& app);
+void add_sweep(CLI::App& app);
+void add_layout_search(CLI::App& app);
 void add_roofline(CLI::App& app);
 void add_kernels(CLI::App& app);
 

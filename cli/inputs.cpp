@@ -166,12 +166,15 @@ Problem with_top_k(const Problem& problem, int64_t top_k) {
   return result;
 }
 
-void check_output_file(const std::string& output, const InputOptions& options) {
+std::vector<std::string> files_of(const InputOptions& options) {
+  return {options.file, options.q, options.k, options.v, options.index_q, options.index_k, options.block_index};
+}
+
+void check_output_file(const std::string& output, const std::vector<std::string>& read) {
   if (output.empty()) return;
   std::error_code ignored;
-  for (const std::string* path :
-       {&options.file, &options.q, &options.k, &options.v, &options.index_q, &options.index_k, &options.block_index}) {
-    if (!path->empty() && fs::equivalent(output, *path, ignored)) {
+  for (const std::string& path : read) {
+    if (!path.empty() && fs::equivalent(output, path, ignored)) {
       throw UsageError(fmt::format("--output: {} is also read; it would be replaced", output));
     }
   }

@@ -61,6 +61,7 @@ Problem with_top_k(const Problem& problem, int64_t top_k);
 
 // Throws UsageError when `output` is one of the files that are read, Error when it cannot be created: both before the
 // work rather than after it.
-void check_output_file(const std::string& output, const InputOptions& options);
+void check_output_file(const std::string& output, const std::vector<std::string>& read);
+std::vector<std::string> files_of(const InputOptions& options);
 
 }  // namespace tilesieve::cli

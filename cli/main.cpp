@@ -51,7 +51,9 @@ int run(int argc, char** argv) {
   app.set_version_flag("--version", "tilesieve " TILESIEVE_VERSION);
   app.require_subcommand(1);
   app.get_formatter()->column_width(kNameWidth);
-  for (auto* add : {add_inspect, add_route, add_attend, add_mass, add_roofline, add_kernels}) add(app);
+  for (auto* add :
+       {add_inspect, add_route, add_attend, add_mass, add_sweep, add_layout_search, add_roofline, add_kernels})
+    add(app);
   for (CLI::App* command : app.get_subcommands([](CLI::App*) { return true; })) {
     for (CLI::Option* option : command->get_options([](CLI::Option*) { return true; })) {
       option->description(wrapped(option->get_description(), kHelpWidth - kNameWidth));

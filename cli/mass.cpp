@@ -4,6 +4,7 @@
 
 #include <memory>
 #include <optional>
+#include <span>
 
 #include "commands.h"
 #include "execution_options.h"
@@ -14,6 +15,7 @@
 #include "routers.h"
 #include "tilesieve/metrics.h"
 #include "values.h"
+#include "video_mass.h"
 
 namespace tilesieve::cli {
 
@@ -25,6 +27,9 @@ struct MassCommand {
   ExecutionOptions execution;
   int64_t sample = 0;
   bool per_head = false, json = false;
+
+  CaptureOptions captures;  // of a video model
+  StudyOptions study;
 };
 
 struct MassRow {
@@ -100,8 +105,39 @@ std::string text_per_head(const std::vector<MassRow>& rows) {
   return table.text();
 }
 
-void run(const MassCommand& command) {
+// Captured calls of a video model have segments. Refuses the options of either kind for the other.
+bool is_video(const CLI::App& sub, const MassCommand& command) {
+  static const char* const kVideo[] = {"--layers", "--steps", "--blocks", "--layout", "--forced-inside-budget",
+                                       "--samples"};
+  static const char* const kTokens[] = {"--q",      "--k",     "--v",      "--index-q", "--index-k", "--block-index",
+                                        "--prefix", "--layer", "--q-lens", "--kv-lens", "--block",   "--top-k",
+                                        "--causal", "--local", "--init",   "--sample"};
+  bool video = !command.captures.segments.empty();
+  if (!video && !command.inputs.file.empty()) {
+    video = !segments_of(command.captures, read_file_or_folder(command.inputs.file)).empty();
+  }
+  for (const char* name : video ? std::span<const char* const>(kTokens) : std::span<const char* const>(kVideo)) {
+    const CLI::Option* option = sub.get_option_no_throw(name);
+    if (option == nullptr || option->count() == 0) continue;
+    throw UsageError(fmt::format("{}: goes with {} only", name,
+                                 video ? "a problem without segments" : "the segments of a video sequence"));
+  }
+  return video;
+}
+
+VideoMassCommand video_command(const MassCommand& command) {
+  VideoMassCommand video = {command.inputs.file, command.captures, command.study,
+                            command.execution,   command.per_head, command.json};
+  video.captures.scale = command.inputs.scale;
+  video.study.seed = command.router.seed;
+  if (!command.inputs.budget.empty()) video.study.budgets = command.inputs.budget;
+  if (!command.router.names.empty()) video.study.routers = command.router.names;
+  return video;
+}
+
+void run(const CLI::App& sub, const MassCommand& command) {
   command.execution.execution();  // refuses wrong names before anything is read
+  if (is_video(sub, command)) return run_video_mass(video_command(command));
   const Inputs inputs = load_inputs(command.inputs, false);
   const std::vector<RouterChoice> choices = choose_routers(command.router, inputs, RouterCount::several_or_all);
   const int64_t sample_every = command.sample > 0 ? command.sample : default_sample_every(inputs.problem);
@@ -126,6 +162,8 @@ void add_mass(CLI::App& app) {
   const auto command = std::make_shared<MassCommand>();
   add_input_options(*sub, command->inputs);
   add_router_options(*sub, command->router, RouterCount::several_or_all);
+  add_capture_options(*sub, command->captures);
+  add_study_options(*sub, command->study);
   add_execution_options(*sub, command->execution);
   add_whole(*sub, "--sample", command->sample, 1, kMaxCount,
             "measure every N-th query; default: so that it takes a few seconds")
@@ -140,12 +178,15 @@ void add_mass(CLI::App& app) {
       "  floor    mass that a random choice of as many blocks would keep\n"
       "  ceiling  the most mass that any choice of as many blocks could keep\n"
       "  recall   share of the ceiling's blocks that the router found\n"
-      "All are means over queries and KV heads, the query heads of a group taken together.\n"
+      "All are means over queries and KV heads, the query heads of a group taken together. Of captured calls of a "
+      "video\n"
+      "model: the mean over measured blocks of queries, then the median over the heads of a call.\n"
       "\n"
       "Examples:\n"
       "  tilesieve mass model.safetensors --layer 9 --budget 0.05,0.1,0.2\n"
-      "  tilesieve mass model.safetensors --layer 9 --router qk_max --top-k 8,16 --per-head --json");
-  sub->callback([command] { run(*command); });
+      "  tilesieve mass model.safetensors --layer 9 --router qk_max --top-k 8,16 --per-head --json\n"
+      "  tilesieve mass capture.safetensors --segments text:594,audio:414,video:37x24x42 --layout raster,4x4x4");
+  sub->callback([command, sub] { run(*sub, *command); });
 }
 
 }  // namespace tilesieve::cli

@@ -65,7 +65,7 @@ std::string text_of(const RouteStatistics& statistics) {
 }
 
 void run(const RouteCommand& command) {
-  check_output_file(command.output, command.inputs);
+  check_output_file(command.output, files_of(command.inputs));
   const Execution execution = command.execution.execution();
   const Inputs inputs = load_inputs(command.inputs, false);
   const Problem& problem = inputs.problem;

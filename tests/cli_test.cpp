@@ -2,101 +2,12 @@
 // The command-line tool as users run it: exit codes, tables, JSON, and what it says to wrong arguments.
 #if defined(TILESIEVE_CLI_PATH)
 
-#include <gtest/gtest.h>
-#include <stdio.h>
-#include <sys/wait.h>
-
 #include <cmath>
-#include <nlohmann/json.hpp>
-#include <string>
-#include <vector>
 
-#include "io_files.h"
-#include "tilesieve/tilesieve.h"
+#include "cli_fixture.h"
 
-namespace tilesieve {
+namespace tilesieve::testing {
 namespace {
-
-using nlohmann::json;
-using testing::Folder;
-
-struct Result {
-  int exit_code = -1;  // -1 when it was ended by a signal
-  std::string out, err;
-};
-
-constexpr int64_t kTokens = 300, kQHeads = 4, kKvHeads = 2, kHeadDim = 16, kIndexDim = 8;
-
-Tensor filled(std::initializer_list<int64_t> sizes, uint32_t seed) {
-  Tensor tensor(DType::f32, sizes);
-  uint32_t state = seed;
-  for (int64_t i = 0; i < tensor.view().num_elements(); ++i) {
-    state = state * 1664525u + 1013904223u;
-    tensor.as<float>()[i] = static_cast<float>(state >> 8) / static_cast<float>(1 << 22) - 2;
-  }
-  return tensor;
-}
-
-class Cli : public ::testing::Test {
- protected:
-  Cli()
-      : q_(filled({kTokens, kQHeads, kHeadDim}, 1)),
-        k_(filled({kTokens, kKvHeads, kHeadDim}, 2)),
-        v_(filled({kTokens, kKvHeads, kHeadDim}, 3)),
-        index_q_(filled({kTokens, kKvHeads, kIndexDim}, 4)),
-        index_k_(filled({kTokens, kIndexDim}, 5)) {}
-
-  // Runs the tool by the shell, so that arguments are quoted as users do.
-  Result run(const std::string& arguments) const {
-    Result result;
-    const std::string err = folder_.file("stderr");
-    FILE* pipe = popen(("'" TILESIEVE_CLI_PATH "' " + arguments + " 2>'" + err + "'").c_str(), "r");
-    if (pipe == nullptr) throw std::runtime_error("cannot run " TILESIEVE_CLI_PATH);
-    char buffer[4096];
-    for (size_t size; (size = fread(buffer, 1, sizeof buffer, pipe)) > 0;) result.out.append(buffer, size);
-    const int status = pclose(pipe);
-    if (WIFEXITED(status)) result.exit_code = WEXITSTATUS(status);
-    result.err = testing::read_bytes(err);
-    return result;
-  }
-
-  json run_json(const std::string& arguments) const {
-    const Result result = run(arguments + " --json");
-    EXPECT_EQ(result.exit_code, 0) << result.err;
-    EXPECT_EQ(result.err, "");
-    return json::parse(result.out);
-  }
-
-  // Fails with `exit_code`, says nothing on standard output, and one text with all of `words` on standard error.
-  void expect_refused(const std::string& arguments, int exit_code, const std::vector<std::string>& words) const {
-    const Result result = run(arguments);
-    EXPECT_EQ(result.exit_code, exit_code) << arguments << "\n" << result.err;
-    EXPECT_EQ(result.out, "") << arguments;
-    EXPECT_EQ(result.err.substr(0, 11), "tilesieve: ") << arguments << "\n" << result.err;
-    for (const std::string& word : words) {
-      EXPECT_NE(result.err.find(word), std::string::npos) << arguments << "\n" << result.err << " lacks " << word;
-    }
-  }
-
-  std::string qkv(const std::string& name = "qkv", const std::string& prefix = "") const {
-    write_safetensors(folder_.file(name),
-                      {{prefix + "q", q_.view()}, {prefix + "k", k_.view()}, {prefix + "v", v_.view()}});
-    return folder_.file(name);
-  }
-
-  std::string qkv_with_index() const {
-    const std::string path = folder_.file("with_index");
-    write_safetensors(path, {{"q", q_.view()},
-                             {"k", k_.view()},
-                             {"v", v_.view()},
-                             {"index_q", index_q_.view()},
-                             {"index_k", index_k_.view()}});
-    return path;
-  }
-
-  Folder folder_;
-  Tensor q_, k_, v_, index_q_, index_k_;
-};
 
 std::vector<std::string> routers_of(const json& report) {
   std::vector<std::string> names;
@@ -110,7 +21,8 @@ TEST_F(Cli, HelpAndVersionExitWithZero) {
   const Result version = run("--version");
   EXPECT_EQ(version.exit_code, 0);
   EXPECT_EQ(version.out.find("tilesieve "), 0u) << version.out;
-  for (const std::string command : {"inspect", "route", "attend", "mass", "roofline", "kernels"}) {
+  for (const std::string command :
+       {"inspect", "route", "attend", "mass", "sweep", "layout-search", "roofline", "kernels"}) {
     EXPECT_NE(help.out.find("\n  " + command + " "), std::string::npos) << command;
     const Result result = run(command + " --help");
     EXPECT_EQ(result.exit_code, 0) << command;
@@ -476,6 +388,6 @@ TEST_F(Cli, NothingToAttendIsNoFailure) {
 }
 
 }  // namespace
-}  // namespace tilesieve
+}  // namespace tilesieve::testing
 
 #endif  // defined(TILESIEVE_CLI_PATH)

@@ -5,16 +5,14 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdlib>
 #include <cstring>
 #include <filesystem>
-#include <fstream>
-#include <iterator>
 #include <limits>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <optional>
 
+#include "real_tensors.h"
 #include "test_acceptance.h"
 
 namespace tilesieve::testing {
@@ -22,21 +20,7 @@ namespace {
 
 using nlohmann::json;
 
-std::string bytes_of_file(const std::filesystem::path& path) {
-  std::ifstream file(path, std::ios::binary);
-  if (!file) throw std::runtime_error("cannot read " + path.string());
-  return {std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
-}
-
-class Golden : public ::testing::Test {
- protected:
-  void SetUp() override {
-    const char* folder = std::getenv("TILESIEVE_TEST_DATA");
-    if (folder == nullptr || *folder == '\0') GTEST_SKIP() << "TILESIEVE_TEST_DATA names no folder of real tensors";
-    folder_ = folder;
-  }
-  std::filesystem::path folder_;
-};
+class Golden : public RealTensors {};
 
 // A tensor of any element type, as doubles in row-major order.
 struct Array {

@@ -33,6 +33,7 @@ HEADERS: dict[str, set[str]] = {
     "roofline": _SIZES | {"route", "plan", "attend"},
 }
 HEADERS["video_route"] = HEADERS["video_mass"] = _SIZES | {"route"}
+HEADERS["video"] = set(HEADERS) - {"io"}
 HEADERS["index_sm90"] = _SIZES
 HEADERS["sparse_prefill_sm90"] = _SIZES | {"route", "plan"}
 HEADERS["tilesieve"] = set(HEADERS)  # the umbrella

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// Files of tensors: safetensors and .npy, read memory-mapped and written whole.
+// Files of tensors and of text: safetensors and .npy, read memory-mapped and written whole.
 #pragma once
 
 #include <map>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -43,5 +44,9 @@ TensorFile read_tensors(const std::string& path);
 void write_safetensors(const std::string& path, const std::vector<std::pair<std::string, TensorView>>& tensors,
                        const std::map<std::string, std::string>& metadata = {});
 void write_npy(const std::string& path, const TensorView& tensor);
+
+// Texts, such as tables of layouts: whole files of at most 64 MiB, written as tensors are.
+std::string read_text(const std::string& path);
+void write_text(const std::string& path, std::string_view text);
 
 }  // namespace tilesieve

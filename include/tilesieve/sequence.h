@@ -18,14 +18,13 @@ SegmentKind parse_segment_kind(std::string_view name);  // Error when unknown
 struct Grid {
   int64_t t = 0, h = 0, w = 0;
   int64_t num_tokens() const { return t * h * w; }
-  int64_t num_tokens_up_to(int64_t most) const;  // at most `most`, whatever the sides are
   bool operator==(const Grid&) const = default;
 };
 
 struct Segment {
   SegmentKind kind = SegmentKind::video;
   int64_t num_tokens = 0;
-  Grid grid;  // of num_tokens tokens where they have an order in space; else all 0
+  Grid grid;  // of the num_tokens tokens of a video; all 0 = none, for what has no order in space or needs no layout
   bool has_grid() const { return grid != Grid{}; }
   bool operator==(const Segment&) const = default;
 };
@@ -37,11 +36,11 @@ struct TokenSequence {
   int64_t num_tokens() const;
   int64_t num_tokens(SegmentKind kind) const;
 
-  // "text:594,audio:414,video:37x24x42", "video:1000" without a grid; parse(to_line()) gives the same sequence back.
+  // "text:594,audio:414,video:37x24x42", or "video:1000" without a grid; parse(to_line()) gives the same sequence back.
   static TokenSequence parse(std::string_view line);
   std::string to_line() const;
 
-  // Throws Error naming the first segment whose tokens are not those of its grid, or too many: at most 2^31 together.
+  // Throws Error naming the first segment that is not as described above. At most 65,536 segments and 2^31 - 1 tokens.
   void validate() const;
 
   bool operator==(const TokenSequence&) const = default;

@@ -9,6 +9,7 @@
 #include "tilesieve/execution.h"
 #include "tilesieve/index_sm90.h"
 #include "tilesieve/io.h"
+#include "tilesieve/layout.h"
 #include "tilesieve/metrics.h"
 #include "tilesieve/plan.h"
 #include "tilesieve/problem.h"
@@ -17,6 +18,7 @@
 #include "tilesieve/sequence.h"
 #include "tilesieve/sparse_prefill_sm90.h"
 #include "tilesieve/tensor.h"
+#include "tilesieve/video.h"
 #include "tilesieve/video_mass.h"
 #include "tilesieve/video_route.h"
 

@@ -36,6 +36,7 @@ nb::dict dict_of(const Problem& problem) {
   fields["num_q_heads"] = problem.num_q_heads;
   fields["num_kv_heads"] = problem.num_kv_heads;
   fields["head_dim"] = problem.head_dim;
+  fields["segments"] = TokenSequence{problem.segments}.to_line();
   fields["q_block_size"] = problem.q_block_size;
   fields["kv_block_size"] = problem.kv_block_size;
   fields["top_k"] = problem.top_k;
@@ -70,6 +71,7 @@ Problem problem_from(nb::handle object) {
   problem.num_q_heads = whole_field(object, "num_q_heads");
   problem.num_kv_heads = whole_field(object, "num_kv_heads");
   problem.head_dim = whole_field(object, "head_dim");
+  problem.segments = TokenSequence::parse(text("segments", nb::object(object.attr("segments")))).segments;
   problem.q_block_size = whole_field(object, "q_block_size");
   problem.kv_block_size = whole_field(object, "kv_block_size");
   problem.top_k = whole_field(object, "top_k");

@@ -23,7 +23,9 @@ class Problem:
         num_q_heads: query heads.
         num_kv_heads: KV heads; divides num_q_heads.
         head_dim: channels of a head; a multiple of 8 up to 256.
-        q_block_size: query tokens that share a row of the block index: 1 so far.
+        segments: where blocks of queries and keys begin anew, as "text:594,audio:414,video:37x24x42"; "" = a sequence
+            is one piece. Each sequence's queries are then its keys, with no causal mask.
+        q_block_size: query tokens that share a row of the block index, up to 1,024; above 1 with no causal mask only.
         kv_block_size: keys of one block; a multiple of 8 up to 1,024.
         top_k: blocks that a row of the block index may hold.
         causal: bottom-right aligned.
@@ -42,6 +44,7 @@ class Problem:
     num_q_heads: int = 1
     num_kv_heads: int = 1
     head_dim: int = 64
+    segments: str = ""
     q_block_size: int = 1
     kv_block_size: int = 128
     top_k: int = 16

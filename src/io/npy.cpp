@@ -8,9 +8,9 @@
 #include <string_view>
 
 #include "base/fail.h"
+#include "base/show_name.h"
 #include "io/element_bytes.h"
 #include "io/replaced_file.h"
-#include "io/show_name.h"
 
 namespace tilesieve {
 

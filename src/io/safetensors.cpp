@@ -9,9 +9,10 @@
 #include <string_view>
 
 #include "base/fail.h"
+#include "base/json_fault.h"
+#include "base/show_name.h"
 #include "io/element_bytes.h"
 #include "io/replaced_file.h"
-#include "io/show_name.h"
 
 namespace tilesieve {
 
@@ -147,11 +148,7 @@ class HeaderReader : public nlohmann::json::json_sax_t {
   }
 
   bool parse_error(std::size_t, const std::string&, const nlohmann::detail::exception& error) override {
-    // The parser's text is "[identifier] position: fault; last read: ...", and what was read last can be megabytes.
-    std::string_view text = error.what();
-    text = text.substr(0, text.find("; last read"));
-    if (const auto end = text.find("] "); end != text.npos) text.remove_prefix(end + 2);
-    fail("{}: header is not JSON: {}", path_, text);
+    fail("{}: header is not JSON: {}", path_, json_fault(error.what()));
   }
 
  private:

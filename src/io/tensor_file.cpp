@@ -3,10 +3,10 @@
 #include <filesystem>
 
 #include "base/fail.h"
+#include "base/show_name.h"
 #include "io/mapped_file.h"
 #include "io/npy.h"
 #include "io/safetensors.h"
-#include "io/show_name.h"
 #include "tilesieve/io.h"
 
 namespace tilesieve {

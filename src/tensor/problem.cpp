@@ -7,6 +7,7 @@
 
 #include "base/fail.h"
 #include "base/rounding.h"
+#include "base/whole_number.h"
 
 namespace tilesieve {
 
@@ -20,12 +21,9 @@ constexpr int64_t kMaxQBlock = 1024;
 constexpr double kMinScale = 1e-30, kMaxScale = 1e30;  // times log2(e) they are still normal numbers of f32
 
 int64_t parse_integer(std::string_view key, std::string_view text) {
-  int64_t value = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (error != std::errc{} || end != text.data() + text.size()) {
-    fail("problem: {}={} is not a whole number below 2^63", key, text);
-  }
-  return value;
+  const std::optional<int64_t> value = whole_number(text);
+  if (!value) fail("problem: {}={} is not a whole number below 2^63", key, text);
+  return *value;
 }
 
 double parse_real(std::string_view key, std::string_view text) {

@@ -1,45 +1,63 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "tilesieve/sequence.h"
-
-#include <charconv>
+// The segments of a sequence, and their line of text.
+#include <algorithm>
 
 #include "base/fail.h"
+#include "base/show_name.h"
+#include "base/whole_number.h"
+#include "tensor/extents.h"
 
 namespace tilesieve {
 
 namespace {
 
+constexpr size_t kMaxSegments = 65536;
 constexpr SegmentKind kKinds[] = {SegmentKind::text, SegmentKind::conditioning, SegmentKind::reference,
                                   SegmentKind::audio, SegmentKind::video};
-constexpr int64_t kMaxTokens = int64_t{1} << 31;  // as of a problem
-constexpr size_t kMaxSegments = size_t{1} << 20;
 
-int64_t parse_count(std::string_view word, std::string_view text) {
-  int64_t value = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (error != std::errc{} || end != text.data() + text.size() || value < 0 || value > kMaxTokens) {
-    fail("segments: '{}' of '{}' is not a whole number from 0 to 2^31", text, word);
-  }
-  return value;
+std::string segment_text(const Segment& segment) {
+  return segment.has_grid() ? fmt::format("{}:{}", name_of(segment.kind), to_text(segment.grid))
+                            : fmt::format("{}:{}", name_of(segment.kind), segment.num_tokens);
 }
 
-Segment parse_segment(std::string_view word) {
-  const size_t colon = word.find(':');
-  if (colon == std::string_view::npos) fail("segments: '{}' is not of the form kind:tokens or kind:TxHxW", word);
-  Segment segment;
-  segment.kind = parse_segment_kind(word.substr(0, colon));
-  const std::string_view size = word.substr(colon + 1);
-  const size_t first = size.find('x'), second = first == size.npos ? size.npos : size.find('x', first + 1);
-  if (first == size.npos) {
-    segment.num_tokens = parse_count(word, size);
-    return segment;
+Segment parse_segment(std::string_view text) {
+  const size_t colon = text.find(':');
+  if (colon == text.npos) {
+    fail("sequence: got {}, expected kind:tokens such as text:594 or video:37x24x42", show_name(text));
   }
-  if (second == size.npos) fail("segments: '{}' is not of the form kind:tokens or kind:TxHxW", word);
-  segment.grid = {parse_count(word, size.substr(0, first)),
-                  parse_count(word, size.substr(first + 1, second - first - 1)),
-                  parse_count(word, size.substr(second + 1))};
-  segment.num_tokens = segment.grid.num_tokens_up_to(kMaxTokens + 1);
+  Segment segment;
+  segment.kind = parse_segment_kind(text.substr(0, colon));
+  const std::string_view size = text.substr(colon + 1);
+  if (segment.kind == SegmentKind::video && size.find('x') != size.npos) {
+    const auto sizes = parse_extents(size);
+    if (!sizes) fail("sequence: {}: expected a grid of t x h x w such as video:37x24x42", show_name(text));
+    segment.grid = {(*sizes)[0], (*sizes)[1], (*sizes)[2]};
+    check_grid(fmt::format("sequence: {}", show_name(text)), segment.grid);  // before its sizes are multiplied
+    segment.num_tokens = segment.grid.num_tokens();
+  } else {
+    const auto num_tokens = whole_number(size);
+    if (!num_tokens) fail("sequence: {}: expected a whole number of tokens", show_name(text));
+    segment.num_tokens = *num_tokens;
+  }
   return segment;
+}
+
+void check_segment(const std::string& argument, const Segment& segment) {
+  if (std::find(std::begin(kKinds), std::end(kKinds), segment.kind) == std::end(kKinds)) {
+    fail("{}: got the kind {}, which is none", argument, static_cast<int>(segment.kind));
+  }
+  if (segment.kind == SegmentKind::video && segment.has_grid()) {
+    check_grid(argument + ".grid", segment.grid);
+    if (segment.num_tokens != segment.grid.num_tokens()) {
+      fail("{}.num_tokens: got {}, expected {}, those of the grid {}", argument, segment.num_tokens,
+           segment.grid.num_tokens(), to_text(segment.grid));
+    }
+  } else if (segment.has_grid()) {
+    fail("{}.grid: got {}, expected none (all 0) for {}", argument, to_text(segment.grid), name_of(segment.kind));
+  }
+  if (segment.num_tokens < 0 || segment.num_tokens > kMaxSequenceTokens) {
+    fail("{}.num_tokens: got {}, expected 0 to 2^31 - 1", argument, segment.num_tokens);
+  }
 }
 
 }  // namespace
@@ -64,17 +82,7 @@ SegmentKind parse_segment_kind(std::string_view name) {
   for (SegmentKind kind : kKinds) {
     if (name == name_of(kind)) return kind;
   }
-  fail("segments: got kind '{}', expected text, conditioning, reference, audio or video", name);
-}
-
-int64_t Grid::num_tokens_up_to(int64_t most) const {
-  int64_t tokens = 1;
-  for (int64_t side : {t, h, w}) {
-    if (side == 0) return 0;
-    if (tokens > most / side) return most;
-    tokens *= side;
-  }
-  return tokens;
+  fail("segment kind: got {}, expected text, conditioning, reference, audio or video", show_name(name));
 }
 
 int64_t TokenSequence::num_tokens() const {
@@ -91,12 +99,13 @@ int64_t TokenSequence::num_tokens(SegmentKind kind) const {
 
 TokenSequence TokenSequence::parse(std::string_view line) {
   TokenSequence sequence;
-  while (!line.empty()) {
-    const size_t comma = std::min(line.find(','), line.size());
-    if (sequence.segments.size() == kMaxSegments) fail("segments: more than 2^20 of them");
+  bool more = !line.empty();  // the line of no segments
+  while (more) {
+    if (sequence.segments.size() == kMaxSegments) fail("sequence: lists over {} segments", kMaxSegments);
+    const size_t comma = line.find(',');
     sequence.segments.push_back(parse_segment(line.substr(0, comma)));
-    if (comma + 1 == line.size()) fail("segments: nothing behind the last comma");
-    line.remove_prefix(std::min(comma + 1, line.size()));
+    more = comma != line.npos;
+    if (more) line.remove_prefix(comma + 1);
   }
   sequence.validate();
   return sequence;
@@ -106,27 +115,24 @@ std::string TokenSequence::to_line() const {
   std::string line;
   for (const Segment& segment : segments) {
     if (!line.empty()) line += ',';
-    const auto& [t, h, w] = segment.grid;
-    line += segment.has_grid() ? fmt::format("{}:{}x{}x{}", name_of(segment.kind), t, h, w)
-                               : fmt::format("{}:{}", name_of(segment.kind), segment.num_tokens);
+    line += segment_text(segment);
   }
   return line;
 }
 
 void TokenSequence::validate() const {
+  if (segments.size() > kMaxSegments) {
+    fail("sequence: got {} segments, at most {} are supported", segments.size(), kMaxSegments);
+  }
   int64_t total = 0;
   for (size_t i = 0; i < segments.size(); ++i) {
-    const Segment& segment = segments[i];
-    const auto& [t, h, w] = segment.grid;
-    if (segment.num_tokens < 0 || segment.num_tokens > kMaxTokens) {
-      fail("segments: segment {} has {} tokens, expected 0 to 2^31", i, segment.num_tokens);
+    const std::string argument = fmt::format("sequence.segments[{}]", i);
+    check_segment(argument, segments[i]);
+    total += segments[i].num_tokens;
+    if (total > kMaxSequenceTokens) {
+      fail("{}: with {} the sequence has {} tokens, at most 2^31 - 1 are supported", argument,
+           segment_text(segments[i]), total);
     }
-    if (segment.has_grid() &&
-        (t < 0 || h < 0 || w < 0 || segment.grid.num_tokens_up_to(kMaxTokens + 1) != segment.num_tokens)) {
-      fail("segments: segment {} has a grid of {}x{}x{} for {} tokens", i, t, h, w, segment.num_tokens);
-    }
-    total += segment.num_tokens;
-    if (total > kMaxTokens) fail("segments: more than 2^31 tokens together");
   }
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Names out of files, as error messages show them.
+// Names and texts out of files and lines, as error messages show them.
 #pragma once
 
 #include <fmt/format.h>

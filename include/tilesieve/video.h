@@ -1,0 +1,36 @@
+// SPDX-License-Identifier: Apache-2.0
+// The way of a video call, layout -> route -> plan -> attend -> layout back, and the study of captured calls: what
+// routes would keep, in which layout, without attending.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "tilesieve/attend.h"
+#include "tilesieve/execution.h"
+#include "tilesieve/layout.h"
+#include "tilesieve/problem.h"
+#include "tilesieve/video_mass.h"
+#include "tilesieve/video_route.h"
+
+namespace [[gnu::visibility("default")]] tilesieve {
+
+// Sparse attention of a video model: the blocks are chosen and attended to in the layout's order, the outputs lie in
+// the order of the inputs. problem.segments says what is video; the layout is that of the KV heads, for one sequence of
+// the problem (the others are alike). Costs memory for the reordered tensors of some heads at a time, none where a head
+// is in raster order. Returns what was planned. Throws Error as route_video() and sparse_attention() do.
+std::string video_attention(const Problem& problem, const AttentionInputs& inputs, const TokenLayout& layout,
+                            const VideoRouteOptions& route, const AttentionOutputs& outputs,
+                            const Execution& execution = {});
+
+// The mass of every route in every layout, [layouts][routes], of one captured call: q [total_q, num_q_heads, head_dim]
+// and k [total_kv, num_kv_heads, head_dim] in the model's order. Blocks of queries are sampled as in
+// measure_video_mass(). Memory: q and k of some heads at a time, at most 256 MiB where a head is smaller.
+std::vector<std::vector<VideoMass>> measure_layouts(const Problem& problem, const TensorView& q, const TensorView& k,
+                                                    std::span<const TokenLayout> layouts,
+                                                    std::span<const VideoRouteOptions> routes, int64_t num_sampled = 48,
+                                                    const Execution& execution = {});
+
+}  // namespace tilesieve
