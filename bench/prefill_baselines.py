@@ -1,10 +1,12 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""What others reach at the problems of prefill_sm90_bench, for its option --baseline.
+"""What others reach at the problems of prefill_sm90_bench, index_sm90_bench and module_sm90_bench, for their --baseline.
 
     python bench/prefill_baselines.py OUT.json [--only REGEX]... [--list]
 
-  triton           our rendition of one program a (token, KV head), as engines run it today: prefill_triton.py
+  triton           our rendition of one program a (token, KV head), as engines run it today: prefill_triton.py; of the
+                   index branch, scores to memory and then a top-k, in bf16: index_triton.py; of a module of few
+                   queries, the two one after the other
   flashinfer-msa   FlashInfer's sparse attention over given blocks
   cudnn, flash     dense causal attention by PyTorch, with cuDNN's and with FlashAttention's kernels
   fa3, fa4, flashinfer   dense causal attention by these packages
@@ -32,6 +34,7 @@ try:
     from torch.nn.attention import SDPBackend, sdpa_kernel
     from torch.nn.functional import scaled_dot_product_attention
 
+    import index_triton
     import prefill_triton
 except ImportError as error:
     sys.exit(f"prefill_baselines: needs PyTorch and Triton: {error}")
@@ -72,6 +75,7 @@ class Shape:
 
 
 SIZES = ((16384, 16384), (32768, 8192), (131072, 8192))
+FEW_QUERIES = ((55040, 171), (74624, 338), (46848, 1404))
 
 
 def sparse_shapes() -> list[Shape]:
@@ -80,7 +84,7 @@ def sparse_shapes() -> list[Shape]:
         for dtype in ("bf16", "bf16-e4m3"):
             shapes += [Shape(kv_len, q_len, dtype, selection) for selection in ("uniform", "overlapping", "sink")]
             shapes += [Shape(kv_len, q_len, dtype, q_heads=32), Shape(kv_len, q_len, dtype, top_k=8)]
-    for kv_len, q_len in ((55040, 171), (74624, 338), (46848, 1404)):
+    for kv_len, q_len in FEW_QUERIES:
         shapes.append(Shape(kv_len, q_len, "bf16-e4m3"))
     return shapes
 
@@ -168,6 +172,78 @@ def run_flashinfer_msa(sparse: Sparse) -> float:
 
 
 SPARSE_BASELINES = {"triton": run_triton, "flashinfer-msa": run_flashinfer_msa}
+
+
+# ---- index branch ----------------------------------------------------------------------------------------------------
+
+INDEX_HEADS, TOP_K = 4, 16
+
+
+@dataclass(frozen=True)
+class IndexShape:
+    kv_len: int
+    q_len: int
+
+    @property
+    def name(self) -> str:
+        return f"m3/index/bf16/{self.kv_len}x{self.q_len}/-"
+
+
+INDEX_SIZES = (*SIZES, (32768, 32768), (131072, 131072), *FEW_QUERIES)
+
+
+class Index:
+    """The tensors of one shape."""
+
+    def __init__(self, shape: IndexShape) -> None:
+        self.shape, pages = shape, shape.kv_len // BLOCK
+        self.q = torch.randn(shape.q_len, INDEX_HEADS, DIM, device=DEVICE, dtype=torch.bfloat16)
+        self.k = torch.randn(pages, BLOCK, DIM, device=DEVICE, dtype=torch.bfloat16)
+        self.table = torch.randperm(pages, device=DEVICE, dtype=torch.int32)
+        self.scores = torch.empty(INDEX_HEADS, shape.q_len, pages, device=DEVICE)
+        self.ids = torch.empty(INDEX_HEADS, shape.q_len, TOP_K, device=DEVICE, dtype=torch.int32)
+
+    def launch(self, scores_config: tuple[int, ...], top_k_config: tuple[int, ...]) -> None:
+        index_triton.launch_scores(self.q, self.k, self.table, self.scores, self.shape.kv_len, *scores_config)
+        index_triton.launch_top_k(self.scores, self.ids, self.shape.kv_len, BLOCK, *top_k_config)
+
+    def check(self) -> None:
+        """That the ids of some rows are the local block and the best others, in float64."""
+        shape = self.shape
+        for token in (0, shape.q_len // 3, shape.q_len - 1):
+            for head in range(INDEX_HEADS):
+                position = shape.kv_len - shape.q_len + token
+                products = self.k[self.table.long()].double().flatten(0, 1) @ self.q[token, head].double()
+                products[position + 1 :] = -torch.inf
+                scores = products.view(-1, BLOCK).amax(1)[: position // BLOCK]  # but for the local one
+                ids = self.ids[head, token][self.ids[head, token] >= 0].long()
+                chosen = torch.zeros(position // BLOCK + 1, dtype=torch.bool, device=DEVICE)
+                chosen[ids] = True
+                want = min(TOP_K, position // BLOCK + 1)
+                right = len(ids) == want == int(chosen.sum()) and bool(chosen[-1])
+                if right and want <= position // BLOCK:
+                    right = bool(scores[chosen[:-1]].min() >= scores[~chosen[:-1]].max() - 1e-3)
+                assert right, f"triton, {shape.name}: token {token} of head {head} has {ids.tolist()}"
+
+
+def run_index(index: Index) -> list[dict]:
+    """Rows of the index branch, and where queries are few of it and then attention."""
+    index.launch(index_triton.SCORES_CONFIGS[0], index_triton.TOP_K_CONFIGS[0])
+    index.check()
+    shape, scores, ids, kv_len = index.shape, index.scores, index.ids, index.shape.kv_len
+    best_scores = min(index_triton.SCORES_CONFIGS, key=lambda config: median_ms(
+        lambda: index_triton.launch_scores(index.q, index.k, index.table, scores, kv_len, *config)))
+    best_top_k = min(index_triton.TOP_K_CONFIGS, key=lambda config: median_ms(
+        lambda: index_triton.launch_top_k(scores, ids, kv_len, BLOCK, *config)))
+    ms = median_ms(lambda: index.launch(best_scores, best_top_k))
+    index.check()
+    print(f"{shape.name} triton: scores by {best_scores}, top-k by {best_top_k}", flush=True)
+    rows = [{"case": shape.name, "baseline": "triton", "metric": "ms", "value": ms}]
+    if (kv_len, shape.q_len) in FEW_QUERIES:
+        attention = run_triton(Sparse(Shape(kv_len, shape.q_len, "bf16-e4m3")))
+        rows.append({"case": f"m3/module/bf16-e4m3/{kv_len}x{shape.q_len}/-", "baseline": "triton", "metric": "ms",
+                     "value": ms + attention})
+    return rows
 
 
 # ---- dense -----------------------------------------------------------------------------------------------------------
@@ -303,6 +379,7 @@ def main() -> None:
     cases = [(f"m3/dense/{length}x{length}", baseline, length) for length in (16384, 32768, 131072)
              for baseline in DENSE_BASELINES]
     cases += [(shape.name, baseline, shape) for shape in sparse_shapes() for baseline in SPARSE_BASELINES]
+    cases += [(shape.name, "triton", shape) for shape in (IndexShape(*sizes) for sizes in INDEX_SIZES)]
     cases = [case for case in cases
              if any(re.search(only, f"{case[0]} {case[1]}") for only in arguments.only or [""])]
     if arguments.list:
@@ -321,6 +398,9 @@ def main() -> None:
                     inputs = Sparse(problem)
                 ms = SPARSE_BASELINES[baseline](inputs)
                 rows = [{"case": name, "baseline": baseline, "metric": "TFLOP/s", "value": inputs.flop / ms * 1e-9}]
+            elif isinstance(problem, IndexShape):
+                inputs = None
+                rows = run_index(Index(problem))
             else:
                 if not isinstance(inputs, Dense) or inputs.length != problem:
                     inputs = None

@@ -27,15 +27,6 @@ namespace {
 using cuda::check;
 using sm90::PrefillCall;
 
-// Bytes a millisecond that a large copy moves, reads and writes counted.
-double copy_rate(Timer& timer) {
-  const int64_t bytes = int64_t{2} << 30;
-  const Memory a = allocate(bytes), b = allocate(bytes);
-  check(cudaMemset(a.get(), 1, bytes), "memset");
-  const auto copy = [&] { check(cudaMemcpyAsync(b.get(), a.get(), bytes, cudaMemcpyDeviceToDevice), "copy"); };
-  return 2.0 * static_cast<double>(bytes) / timer.burst(copy).ms;
-}
-
 // Launches as one graph, so that the host's time between them does not show.
 class Graph {
  public:

@@ -48,44 +48,18 @@ PrefillCall::PrefillCall(const PrefillInputs& inputs, const PrefillOutputs& outp
 void PrefillCall::check(const PrefillOptions& options) {
   const auto& [q, k, v, block_index, index_q, index_k, cu_q, cu_kv, kv_lens, block_table, q_scale, k_scale, v_scale] =
       inputs_;
-  const bool paged = k.num_dims == 4;
-  if (q.num_dims != 3) fail("q: got {} dimensions, expected [total_q, num_q_heads, head_dim]", q.num_dims);
-  if (k.num_dims != 3 && !paged) {
-    fail(
-        "k: got {} dimensions, expected [total_kv, num_kv_heads, head_dim] or [num_pages, page_size, num_kv_heads, "
-        "head_dim]",
-        k.num_dims);
-  }
-  const int64_t total_q = q.sizes[0], num_q_heads = q.sizes[1], head_dim = q.sizes[2];
-  const int64_t num_kv_heads = k.sizes[paged ? 2 : 1], block = options.kv_block_size;
-  if (head_dim != 64 && head_dim != 128) fail("q: got head_dim {}, expected 64 or 128", head_dim);
-  if (block != 64 && block != 128) fail("kv_block_size: got {}, expected 64 or 128", block);
-  if (num_kv_heads < 1 || num_q_heads % num_kv_heads != 0 || num_q_heads < 1) {
-    fail("k: got {} KV heads for {} query heads, expected a divisor", num_kv_heads, num_q_heads);
-  }
-  const int64_t group = num_q_heads / num_kv_heads;
-  if (!is_prefill_group(group)) {
-    fail("q: got {} query heads a KV head, expected 1, 2, 4, 8 or 16", group);
-  }
-  check_limit("k: KV heads", num_kv_heads, 65535);
-  check_tensor("q", q, {DType::bf16, DType::f8_e4m3}, {total_q, num_q_heads, head_dim},
-               "total_q, num_q_heads, head_dim");
+  const int64_t block = options.kv_block_size;
+  const HeadSizes heads = check_heads(q, k, block);
+  const auto& [total_q, num_q_heads, num_kv_heads, head_dim, paged] = heads;
   if (paged) {
-    if (k.sizes[1] != block) fail("k: got pages of {} tokens, expected kv_block_size = {}", k.sizes[1], block);
-    check_tensor("k", k, {DType::bf16, DType::f8_e4m3}, {k.sizes[0], block, num_kv_heads, head_dim},
-                 "num_pages, page_size, num_kv_heads, head_dim");
     check_tensor("v", v, {k.dtype}, {k.sizes[0], block, num_kv_heads, head_dim},
                  "num_pages, page_size, num_kv_heads, head_dim");
   } else {
-    check_tensor("k", k, {DType::bf16, DType::f8_e4m3}, {k.sizes[0], num_kv_heads, head_dim},
-                 "total_kv, num_kv_heads, head_dim");
     check_tensor("v", v, {k.dtype}, {k.sizes[0], num_kv_heads, head_dim}, "total_kv, num_kv_heads, head_dim");
   }
   if (q.dtype == DType::f8_e4m3 && k.dtype != DType::f8_e4m3) {
     fail("q: got {} for k and v of {}, expected {}", name_of(q.dtype), name_of(k.dtype), name_of(k.dtype));
   }
-  check_rows("q", q);
-  check_rows("k", k);
   check_rows("v", v);
   const SequenceCapacity capacity = check_sequences({cu_q, cu_kv, kv_lens, block_table}, "k", k, paged, block);
   sizes_.max_pages = static_cast<int32_t>(capacity.max_pages);
@@ -110,7 +84,6 @@ void PrefillCall::check(const PrefillOptions& options) {
   if (!(options.softmax_scale >= 0) || !std::isfinite(options.softmax_scale)) {
     fail("softmax_scale: got {}, expected a positive number, or 0 for 1 / sqrt(head_dim)", options.softmax_scale);
   }
-  check_limit("q: total_q", total_q, int64_t{1} << 29);
 
   static_cast<void>(check_scale("q_scale", q_scale, num_kv_heads));
   static_cast<void>(check_scale("k_scale", k_scale, num_kv_heads));
@@ -120,7 +93,7 @@ void PrefillCall::check(const PrefillOptions& options) {
   sizes_.num_sequences = static_cast<int32_t>(capacity.num_sequences);
   sizes_.num_q_heads = static_cast<int32_t>(num_q_heads);
   sizes_.num_kv_heads = static_cast<int32_t>(num_kv_heads);
-  sizes_.group_size = static_cast<int32_t>(group);
+  sizes_.group_size = static_cast<int32_t>(heads.group_size());
   sizes_.head_dim = static_cast<int32_t>(head_dim);
   sizes_.kv_block_size = static_cast<int32_t>(block);
   sizes_.total_q = static_cast<int32_t>(total_q);
@@ -133,7 +106,7 @@ void PrefillCall::check(const PrefillOptions& options) {
 // Given, chosen by the call, or none: then all blocks that a token sees.
 void PrefillCall::check_block_index(const PrefillOptions& options) {
   const TensorView &block_index = inputs_.block_index, &index_q = inputs_.index_q;
-  const bool given = block_index.num_dims != 0, chooses = index_q.num_dims != 0 || inputs_.index_k.num_dims != 0;
+  const bool given = block_index.num_dims != 0, chooses = asks_for_choice(options);
   const int64_t top_k = given ? block_index.sizes[2] : options.top_k;
   if (given && (block_index.num_dims != 3 || top_k < 1 || top_k > kMaxPrefillTopK)) {
     fail("block_index: got {}, expected i32 [num_kv_heads, total_q, top_k] with top_k 1 to {}", block_index.describe(),
@@ -157,21 +130,37 @@ void PrefillCall::check_block_index(const PrefillOptions& options) {
   batch_.index_token_stride = given ? block_index.strides[1] : sizes_.top_k;
   batch_.index_slot_stride = given ? block_index.strides[2] : 1;
   if (!chooses) return;
+  for (const auto& [name, view] : {std::pair("index_q", index_q), std::pair("index_k", inputs_.index_k)}) {
+    if (options.router == Router::index || view.num_dims == 0) continue;
+    fail("{}: got {}, which the router {} does not read; expected nothing, or the router index", name, view.describe(),
+         name_of(options.router));
+  }
   if (index_q.num_dims == 3 && index_q.sizes[1] != sizes_.num_kv_heads) {
     fail("index_q: got {} heads, expected one for each of {} KV heads", index_q.sizes[1], sizes_.num_kv_heads);
   }
   if (index_q.num_dims == 3 && index_q.sizes[0] != sizes_.total_q) {
     fail("index_q: got {} tokens, expected {} as q", index_q.sizes[0], sizes_.total_q);
   }
-  index_ = IndexOptions{options.kv_block_size, options.causal, options.local_blocks, options.init_blocks};
+  index_ = IndexOptions{options.router,       options.kv_block_size, options.causal,
+                        options.local_blocks, options.init_blocks,   options.max_kv_blocks};
   layout_.index = index_call(reinterpret_cast<void*>(kWorkspaceAlignment)).layout().bytes;  // and checks the tensors
   if (dense_) index_.reset();
 }
 
+bool PrefillCall::asks_for_choice(const PrefillOptions& options) const {
+  return options.router != Router::index || inputs_.index_q.num_dims != 0 || inputs_.index_k.num_dims != 0;
+}
+
 // `workspace` is addressed only.
 IndexCall PrefillCall::index_call(void* workspace) const {
-  const IndexInputs inputs = {inputs_.index_q,       inputs_.index_k, inputs_.cu_seqlens_q,
-                              inputs_.cu_seqlens_kv, inputs_.kv_lens, inputs_.block_table};
+  const IndexInputs inputs = {.q = inputs_.q,
+                              .k = inputs_.k,
+                              .index_q = inputs_.index_q,
+                              .index_k = inputs_.index_k,
+                              .cu_seqlens_q = inputs_.cu_seqlens_q,
+                              .cu_seqlens_kv = inputs_.cu_seqlens_kv,
+                              .kv_lens = inputs_.kv_lens,
+                              .block_table = inputs_.block_table};
   IndexOutputs outputs;
   outputs.block_index = inputs_.block_index;
   if (inputs_.block_index.num_dims == 0) {
@@ -196,11 +185,10 @@ void PrefillCall::choose_by_shape(const PrefillOptions& options) {
   while (options.tile_tokens == 0 && tile_tokens_ > 1 && num_runs() < kRunsPerSm * sizes_.num_sms) {
     tile_tokens_ = (tile_tokens_ + 1) / 2;
   }
-  check_limit("q: tokens of all KV heads", int64_t{sizes_.total_q} * sizes_.num_kv_heads, INT32_MAX / 2);
   model_ = loop_model(sizes_, inputs_.k.dtype);
   if (dense_) {
     loop_ = PrefillLoop::q_outer;
-    why_ = inputs_.index_q.num_dims == 0 ? "dense: no block index" : "dense: too few keys for choosing to pay";
+    why_ = asks_for_choice(options) ? "dense: too few keys for choosing to pay" : "dense: no block index";
   } else if (options.loop_order == LoopOrder::automatic) {
     loop_ = loop_by_shape(sizes_, model_, tile_tokens_);
     why_ = "by its shapes";

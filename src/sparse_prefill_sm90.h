@@ -63,6 +63,7 @@ class PrefillCall {
  private:
   void check(const PrefillOptions& options);
   void check_block_index(const PrefillOptions& options);
+  bool asks_for_choice(const PrefillOptions& options) const;
   void choose_by_shape(const PrefillOptions& options);
   void size_passes(int64_t workspace_limit);
   void lay_out();

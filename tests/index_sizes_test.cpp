@@ -28,6 +28,15 @@ struct Call {
     inputs.block_table = fake(DType::i32, {3, 100});
     outputs.block_index = fake(DType::i32, {heads, total_q, top_k});
   }
+  // Queries and keys of attention: `group` query heads a KV head.
+  static Call of_heads(Router router, int64_t total_q, int64_t group, int64_t heads, DType k_dtype) {
+    Call call(total_q, heads, 16);
+    call.options.router = router;
+    call.inputs.q = fake(DType::bf16, {total_q, group * heads, 128});
+    call.inputs.k = fake(k_dtype, {300, 128, heads, 128});
+    call.inputs.index_q = call.inputs.index_k = {};  // not looked at
+    return call;
+  }
   sm90::IndexCall make() const { return {inputs, outputs, options, kNumSms}; }
   std::string refusal() const {
     try {
@@ -63,6 +72,71 @@ TEST(IndexSizes, WorkspaceHoldsTheListsAndLittleElse) {
     EXPECT_GE(bytes, lists * list);
     EXPECT_LE(bytes, lists * list + 8192);
   }
+}
+
+// Mean queries, and of 300 blocks of each head their keys, or their mean and a score of each query, all but it in bf16.
+TEST(IndexSizes, RoutersKeepWhatTheyScoreInTheWorkspace) {
+  constexpr int64_t kTokens = 8192, kHeads = 4, kQueries = kTokens * kHeads * 128 * 2, kBlocks = 300 * kHeads;
+  const auto bytes = [](Router router, DType dtype, int64_t max_kv_blocks) {
+    Call call = Call::of_heads(router, kTokens, 16, kHeads, dtype);
+    call.options.max_kv_blocks = max_kv_blocks;
+    return call.make().layout().bytes;
+  };
+  const int64_t least = bytes(Router::qk_max, DType::bf16, 0);
+  EXPECT_GE(least, kQueries);
+  const auto more = [&](int64_t got, int64_t want) {
+    EXPECT_GE(got - least, want);
+    EXPECT_LE(got - least, want + 1024);
+  };
+  more(bytes(Router::qk_max, DType::f8_e4m3, 0), kBlocks * 128 * 128 * 2);
+  more(bytes(Router::qk_max, DType::f8_e4m3, 100), kBlocks / 3 * 128 * 128 * 2);
+  more(bytes(Router::mean_pool, DType::f8_e4m3, 0), kBlocks * 128 * 2 + kTokens * kHeads * 4);
+  EXPECT_EQ(bytes(Router::qk_max, DType::bf16, 5), least);
+}
+
+TEST(IndexSizes, EveryGroupOfEveryHeadHasAPlace) {
+  for (int64_t heads : {1, 3, 8}) {
+    const Call call = Call::of_heads(Router::qk_max, 1000, 1, heads, DType::bf16);  // of three sequences
+    EXPECT_GE(call.make().sizes().num_groups, heads * (1 + 1 + 4)) << heads << " heads";
+    EXPECT_EQ(call.make().sizes().num_groups % heads, 0);
+  }
+}
+
+TEST(IndexRefusals, RoutersNameTheArgumentToo) {
+  const auto refused = [](auto change) {
+    Call call = Call::of_heads(Router::mean_pool, 512, 4, 2, DType::f8_e4m3);
+    change(call);
+    return call.refusal();
+  };
+  EXPECT_EQ(refused([](Call&) {}), "accepted");
+  for (Router router : {Router::oracle, Router::random}) {
+    EXPECT_THAT(refused([&](Call& c) { c.options.router = router; }),
+                AllOf(HasSubstr("router: got " + std::string(name_of(router))),
+                      HasSubstr("expected index, qk_max or mean_pool on a CUDA device")));
+  }
+  EXPECT_THAT(refused([](Call& c) { c.options.router = Router::index; }), HasSubstr("index_q: got 0 dimensions"));
+  EXPECT_THAT(refused([](Call& c) { c.inputs.q = {}; }), HasSubstr("q: got 0 dimensions"));
+  EXPECT_THAT(refused([](Call& c) { c.inputs.k = fake(DType::bf16, {1000, 128}); }), HasSubstr("k: got 2 dimensions"));
+  EXPECT_THAT(refused([](Call& c) { c.inputs.q.dtype = DType::f16; }), HasSubstr("q: got f16"));
+  EXPECT_THAT(refused([](Call& c) { c.inputs.k.dtype = DType::f8_e5m2; }), HasSubstr("k: got e5m2"));
+  EXPECT_THAT(refused([](Call& c) { c.inputs.q = fake(DType::bf16, {512, 8, 96}); }),
+              HasSubstr("q: got head_dim 96, expected 64 or 128"));
+  EXPECT_THAT(refused([](Call& c) { c.inputs.q = fake(DType::bf16, {512, 7, 128}); }),
+              HasSubstr("k: got 2 KV heads for 7 query heads"));
+  EXPECT_THAT(refused([](Call& c) { c.inputs.q = fake(DType::bf16, {512, 12, 128}); }),
+              HasSubstr("q: got 6 query heads a KV head"));
+  EXPECT_THAT(refused([](Call& c) { c.inputs.q.strides[0] = 1023; }), HasSubstr("q: got a stride of 1023"));
+  EXPECT_THAT(refused([](Call& c) { c.inputs.k.device.kind = DeviceKind::cpu; }), HasSubstr("k: lies on the CPU"));
+  EXPECT_THAT(refused([](Call& c) { c.options.kv_block_size = 64; }), HasSubstr("k: got pages of 128 tokens"));
+  EXPECT_THAT(refused([](Call& c) { c.options.max_kv_blocks = -1; }), HasSubstr("max_kv_blocks: got -1"));
+  EXPECT_THAT(refused([](Call& c) { c.outputs.block_index = fake(DType::i32, {4, 512, 16}); }),
+              HasSubstr("block_index: got i32[4, 512, 16]"));
+  EXPECT_THAT(refused([](Call& c) { c.inputs.kv_lens = {}; }), HasSubstr("kv_lens: got nothing"));
+  EXPECT_THAT(refused([](Call& c) {
+                c.inputs.block_table = fake(DType::i32, {3, int64_t{1} << 23});
+                c.options.router = Router::qk_max;
+              }),
+              AllOf(HasSubstr("max_kv_blocks"), HasSubstr("at most")));
 }
 
 TEST(IndexRefusals, NameTheArgumentWhatWasGotAndWhatExists) {

@@ -173,6 +173,25 @@ TEST(PrefillModule, ChoosesInItsWorkspaceAndSaysWhatItWants) {
   EXPECT_THAT(refused([](Call& c) { c.options.init_blocks = -1; }), HasSubstr("init_blocks: got -1"));
 }
 
+TEST(PrefillModule, ChoosesByQueriesAndKeysWhereARouterIsNamed) {
+  const auto by_router = [](Router router, auto change) {
+    Call call(512, 64, 4, 16);
+    call.inputs.block_index = {};
+    call.options.router = router;
+    change(call);
+    return call;
+  };
+  const auto nothing = [](Call&) {};
+  for (Router router : {Router::qk_max, Router::mean_pool}) {
+    EXPECT_TRUE(by_router(router, nothing).make().chooses_blocks());
+    EXPECT_THAT(by_router(router, [](Call& c) { c.inputs.index_q = fake(DType::bf16, {512, 4, 128}); }).refusal(),
+                AllOf(HasSubstr("index_q: got bf16[512, 4, 128]"),
+                      HasSubstr("the router " + std::string(name_of(router)) + " does not read")));
+  }
+  EXPECT_THAT(by_router(Router::oracle, nothing).refusal(), HasSubstr("router: got oracle, expected index, qk_max"));
+  EXPECT_THAT(by_router(Router::qk_max, [](Call& c) { c.options.top_k = 0; }).refusal(), HasSubstr("top_k: got 0"));
+}
+
 TEST(PrefillRefusals, NameTheArgumentWhatWasGotAndWhatExists) {
   const auto refused = [](auto change) {
     Call call(512, 64, 4, 16);

@@ -34,7 +34,7 @@ HEADERS: dict[str, set[str]] = {
 }
 HEADERS["video_route"] = HEADERS["video_mass"] = _SIZES | {"route"}
 HEADERS["video"] = set(HEADERS) - {"io"}
-HEADERS["index_sm90"] = _SIZES
+HEADERS["index_sm90"] = _SIZES | {"route"}
 HEADERS["sparse_prefill_sm90"] = _SIZES | {"route", "plan"}
 HEADERS["tilesieve"] = set(HEADERS)  # the umbrella
 

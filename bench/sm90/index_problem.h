@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the benchmark of the index branch chooses from: random index tensors, keys in shuffled pages, made on the
-// device; and whether a choice is right.
+// What the benchmark of routing chooses from: random tensors of the index branch or of attention, keys in shuffled
+// pages, made on the device; and whether a choice is right.
 #pragma once
 
 #include <string>
@@ -13,17 +13,23 @@ namespace tilesieve::bench {
 
 struct IndexShape {
   int64_t kv_len, q_len;
-  DType dtype;
+  DType dtype;  // of the keys; attention's queries are bf16
   int64_t num_heads = 4, top_k = 16, kv_block_size = 128;
   bool negative = false;  // no score above 0
+  Router router = Router::index;
 
-  std::string name(const std::string& what) const;  // "m3/index/e4m3/131072x8192/-"
-  // Products of 64 rows with 128 keys, each 64 cycles for every 32 bytes of a row.
-  int64_t num_tiles() const;
-  int64_t cycles_of_tile() const { return 64 * 128 * size_in_bytes(dtype) / 32; }
+  std::string name(const std::string& stage = "") const;  // "m3/index/e4m3/131072x8192/-", "m3/index-merge/.."
+  constexpr bool by_index() const { return router == Router::index; }
+  constexpr int64_t group_size() const { return by_index() ? 1 : 16; }  // query heads of a head
+  constexpr int64_t key_heads() const { return by_index() ? 1 : num_heads; }
+  // Of the multiprocessors, for the products alone: 64 rows with 128 keys, or with the means of as many blocks, each 64
+  // cycles for every 32 bytes of a row.
+  double cycles() const;
+  // Each input once, and the ids.
+  double bytes() const;
 };
 
-// The model's shapes. `full`: other heads, top-k and block size, and scores below 0.
+// The model's shapes, by each router. `full`: other heads, top-k and block size, scores below 0, e4m3 keys.
 std::vector<IndexShape> all_index_shapes(bool full);
 
 class IndexProblem {

@@ -85,4 +85,12 @@ Timing Timer::sustained(const Launch& launch, double expected) {
   return timed(launch, std::max(3, static_cast<int>(500 / expected)));
 }
 
+double copy_rate(Timer& timer) {
+  const int64_t bytes = int64_t{2} << 30;
+  const Memory a = allocate(bytes), b = allocate(bytes);
+  check(cudaMemset(a.get(), 1, bytes), "memset");
+  const auto copy = [&] { check(cudaMemcpyAsync(b.get(), a.get(), bytes, cudaMemcpyDeviceToDevice), "copy"); };
+  return 2.0 * static_cast<double>(bytes) / timer.burst(copy).ms;
+}
+
 }  // namespace tilesieve::bench

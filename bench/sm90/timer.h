@@ -32,4 +32,7 @@ class Timer {
   Memory flush_, clock_;
 };
 
+// Bytes a millisecond that a large copy moves, reads and writes counted.
+double copy_rate(Timer& timer);
+
 }  // namespace tilesieve::bench

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The sparse prefill on a Hopper GPU, on the caller's stream: attention over given block ids, over those that its index
-// tensors choose, or over all, with queries or key blocks in the outer loop. A call allocates nothing, copies nothing
+// The sparse prefill on a Hopper GPU, on the caller's stream: attention over given block ids, over those that a router
+// chooses, or over all, with queries or key blocks in the outer loop. A call allocates nothing, copies nothing
 // to the host and never waits; sizes come from shapes alone, everything that depends on data is decided on the device.
 // So a call can be captured in a CUDA graph and replayed with other data, other ids and other lengths within the same
 // shapes.
@@ -10,6 +10,7 @@
 #include <string>
 
 #include "tilesieve/plan.h"
+#include "tilesieve/route.h"
 #include "tilesieve/tensor.h"
 
 namespace [[gnu::visibility("default")]] tilesieve {
@@ -25,8 +26,9 @@ struct PrefillInputs {
   TensorView k, v;
   // i32 [num_kv_heads, total_q, top_k], top_k at most 32, any strides: ids of key blocks inside the token's own
   // sequence, in any order. -1, ids out of range and blocks wholly in the future contribute nothing, a duplicate once.
-  // Absent beside index tensors: the call chooses and keeps them in its workspace. Present beside them: the call writes
-  // what it chooses here too, for layers that share a choice. Absent without them: dense attention.
+  // Absent beside index tensors, or with another router: the call chooses and keeps them in its workspace. Present
+  // beside them: the call writes what it chooses here too, for layers that share a choice. Absent without: dense
+  // attention.
   TensorView block_index;
   // The index branch (index_sm90.h), with one index head for each KV head: [total_q, num_kv_heads, 128], and keys
   // [total_kv, 128] or [num_pages, page_size, 128]. Optional, both or none.
@@ -46,11 +48,14 @@ struct PrefillOutputs {
 };
 
 struct PrefillOptions {
-  // Of the index tensors: picks of a query, at most 32 (where block_index is present: its own), and forced blocks.
+  // index: the index tensors choose blocks, where there are any. qk_max, mean_pool: q and k do (index_sm90.h), and
+  // there are no index tensors.
+  Router router = Router::index;
+  // Of a router: picks of a query, at most 32 (where block_index is present: its own), and forced blocks.
   int64_t top_k = 16, local_blocks = 1, init_blocks = 0;
-  // With index tensors and LoopOrder::automatic: where the shapes allow no sequence more keys than this, all blocks are
-  // attended to, because choosing them takes longer than it saves; not where block_index is to be written. Negative =
-  // where that is on an H200 (docs/loops.md).
+  // With a router that chooses and LoopOrder::automatic: where the shapes allow no sequence more keys than this, all
+  // blocks are attended to, because choosing them takes longer than it saves; not where block_index is to be written.
+  // Negative = where that is on an H200 (docs/loops.md).
   int64_t dense_up_to = -1;
   int64_t kv_block_size = 128;  // 128 or 64
   bool causal = true;           // bottom-right: query i of a sequence stands at position kv_len - q_len + i
@@ -67,7 +72,8 @@ struct PrefillOptions {
   int64_t workspace_limit = int64_t{5} << 28;
   // Key blocks of all sequences together, where the caller knows a bound. 0 = what the shapes allow: with pages
   // num_sequences * max_pages, which costs time and workspace when it is far above the truth. In kv-outer, tokens of
-  // sequences that do not fit get NaN where they picked a block past the bound; q-outer needs no bound.
+  // sequences that do not fit get NaN where they picked a block past the bound; q-outer needs no bound. Routers other
+  // than index: as in index_sm90.h.
   int64_t max_kv_blocks = 0;
 };
 

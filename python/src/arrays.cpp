@@ -348,6 +348,12 @@ void require(const char* argument, const BorrowedArray& array, const char* expec
   if (array.is_absent()) throw Error(std::string(argument) + ": got None, expected " + expected);
 }
 
+void refuse_unread(const char* argument, bool is_absent, std::string_view router) {
+  if (is_absent) return;
+  throw Error(std::string(argument) + ": got an array, which the router '" + std::string(router) +
+              "' does not read; expected None, or the router 'index'");
+}
+
 std::vector<int64_t> whole_numbers(const char* argument, nb::handle object) {
   std::vector<int64_t> numbers;
   const bool is_array = is_numpy(object) || nb::hasattr(object.type(), "__dlpack__");

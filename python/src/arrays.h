@@ -65,6 +65,9 @@ Stream stream_of(nb::handle array);
 // Throws Error where an array that the call cannot do without is None; `expected` says what it would be.
 void require(const char* argument, const BorrowedArray& array, const char* expected);
 
+// Throws Error where there is an array that the router does not read.
+void refuse_unread(const char* argument, bool is_absent, std::string_view router);
+
 // Whole numbers from a sequence, or from a one-dimensional i32 or i64 array on the CPU.
 std::vector<int64_t> whole_numbers(const char* argument, nb::handle object);
 

@@ -18,7 +18,7 @@ inline auto operator""_any(const char* name, size_t) { return nb::arg(name).none
 void bind_problem(nb::module_& module);    // problem lines, kernels, instruction sets
 void bind_attention(nb::module_& module);  // Call, Plan: route, plan, attend, measure
 void bind_prefill(nb::module_& module);    // PrefillCall: the prefill on Hopper
-void bind_index(nb::module_& module);      // IndexCall: routing on Hopper
+void bind_route(nb::module_& module);      // RouteCall: routing on Hopper
 void bind_files(nb::module_& module);      // safetensors and .npy
 void bind_roofline(nb::module_& module);
 

@@ -174,11 +174,8 @@ void Call::require_for(Router router) const {
     require("index_k", index_k_, "[total_kv, index_dim] for the router 'index'");
     return;
   }
-  for (const auto& [name, array] : {std::pair("index_q", &index_q_), std::pair("index_k", &index_k_)}) {
-    if (array->is_absent()) continue;
-    throw Error(std::string(name) + ": got an array, which the router '" + std::string(name_of(router)) +
-                "' does not read; expected None, or the router 'index'");
-  }
+  refuse_unread("index_q", index_q_.is_absent(), name_of(router));
+  refuse_unread("index_k", index_k_.is_absent(), name_of(router));
   require("q", q_, kQueries);
 }
 

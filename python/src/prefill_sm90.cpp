@@ -59,14 +59,17 @@ class PrefillCall {
     if (overlap(lse_.view(), out_.view())) throw Error("lse: overlaps out");
   }
 
-  // The call is to choose its blocks from these, which are no None.
-  void choose_from(nb::handle index_q, nb::handle index_k, nb::handle top_k, nb::handle local_blocks,
-                   nb::handle init_blocks, nb::handle dense_up_to) {
-    if (!block_index_.is_absent()) throw Error("block_index: got an array beside index_q and index_k, expected None");
+  // The call is to choose its blocks by a router, of which router_on_cuda said the name.
+  void choose_from(const std::string& router, nb::handle index_q, nb::handle index_k, nb::handle top_k,
+                   nb::handle local_blocks, nb::handle init_blocks, nb::handle dense_up_to) {
+    options_.router = parse_router(router);
+    if (!block_index_.is_absent()) throw Error("block_index: got an array beside a router, expected None");
     index_q_ = BorrowedArray("index_q", index_q, Access::read, stream_);
     index_k_ = BorrowedArray("index_k", index_k, Access::read, stream_);
-    require("index_q", index_q_, kIndexQueries);
-    require("index_k", index_k_, kIndexKeys);
+    if (options_.router == Router::index) {
+      require("index_q", index_q_, kIndexQueries);
+      require("index_k", index_k_, kIndexKeys);
+    }
     options_.top_k = top_k_on_cuda(top_k);
     options_.local_blocks = whole_number("local_blocks", local_blocks);
     options_.init_blocks = whole_number("init_blocks", init_blocks);
@@ -139,7 +142,9 @@ class PrefillCall {
   }
 
   void check_loop_order() const {
-    if (block_index_.is_absent() && index_q_.is_absent()) check_dense_loop_order(options_.loop_order);
+    if (block_index_.is_absent() && index_q_.is_absent() && options_.router == Router::index) {
+      check_dense_loop_order(options_.loop_order);
+    }
   }
 
   sm90::PrefillInputs inputs() const {
@@ -187,8 +192,8 @@ void bind_prefill(nb::module_& module) {
            "block_table"_any, "q_scale"_any, "k_scale"_any, "v_scale"_any, "out"_any, "lse"_any, "kv_block_size"_any,
            "causal"_any, "softmax_scale"_any, "loop_order"_any, "workspace_limit"_any, "max_kv_blocks"_any,
            "tile_tokens"_any, "stream"_any)
-      .def("choose_from", &PrefillCall::choose_from, "index_q"_any, "index_k"_any, "top_k"_any, "local_blocks"_any,
-           "init_blocks"_any, "dense_up_to"_any)
+      .def("choose_from", &PrefillCall::choose_from, "router"_any, "index_q"_any, "index_k"_any, "top_k"_any,
+           "local_blocks"_any, "init_blocks"_any, "dense_up_to"_any)
       .def_prop_ro("workspace_bytes", &PrefillCall::workspace_bytes)
       .def("run", &PrefillCall::run, "workspace"_any)
       .def("explain", &PrefillCall::explain, "workspace"_any);

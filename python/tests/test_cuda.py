@@ -162,6 +162,57 @@ def test_route_chooses_as_the_cpu(dtype: Any, options: dict[str, Any]) -> None:
     assert torch.equal(tilesieve.route(call.q, call.k, **index, **call.lengths, **options), got)
 
 
+@pytest.mark.parametrize("options", [{}, {"causal": False}, {"kv_block_size": 64}, {"local_blocks": 0}, {"top_k": 32},
+                                     {"init_blocks": 2}])
+@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float8_e4m3fn])
+@pytest.mark.parametrize("router", ["qk_max", "mean_pool"])
+def test_route_by_queries_and_keys_chooses_as_the_cpu(router: Any, dtype: Any, head_dim: int,
+                                                      options: dict[str, Any]) -> None:
+    call = Call(dtype, head_dim, group=4)
+    call.q = torch.randint(-2, 3, call.q.shape, device="cuda").bfloat16()  # bf16 queries, whatever the keys are
+    call.k = torch.randint(-2, 3, call.k.shape, device="cuda").to(dtype)
+    if router == "mean_pool":  # means of any part of a block are exact where its keys are equal
+        for begin, length in zip(call.lengths["cu_seqlens_kv"].tolist(), call.kv_lens, strict=False):
+            keys = call.k[begin : begin + length]
+            keys.copy_(keys[torch.arange(length, device="cuda") // 64 * 64] if options.get("kv_block_size") == 64
+                       else keys[torch.arange(length, device="cuda") // BLOCK * BLOCK])
+    options = {"top_k": 4, "router": router} | options
+    got = tilesieve.route(call.q, call.k, **call.lengths, **options)
+    want = tilesieve.route(call.q.cpu(), call.k.cpu(), **{name: tensor.cpu() for name, tensor in call.lengths.items()},
+                           **options)
+    assert got.is_cuda and got.dtype == torch.int32 and torch.equal(got.cpu(), want)
+    if router == "qk_max":  # what is taken where there are no index tensors
+        assert torch.equal(tilesieve.route(call.q, call.k, **call.lengths, **(options | {"router": None})), got)
+
+
+@pytest.mark.parametrize("router", ["qk_max", "mean_pool"])
+def test_route_by_queries_and_keys_takes_pages_and_graphs(router: Any) -> None:
+    call = Call(q_lens=(200, 65), kv_lens=(200, 1500))
+    want = tilesieve.route(call.q, call.k, router=router, top_k=3, **call.lengths)
+    pages, lengths = call.paged(call.k)
+    assert torch.equal(tilesieve.route(call.q, pages, router=router, top_k=3, **lengths), want)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        ids = tilesieve.route(call.q, pages, router=router, top_k=3, **lengths)
+    call.q.copy_(torch.randn_like(call.q))
+    graph.replay()
+    torch.cuda.synchronize()
+    assert torch.equal(ids, tilesieve.route(call.q, call.k, router=router, top_k=3, **call.lengths))
+
+
+@pytest.mark.parametrize("router", ["qk_max", "mean_pool"])
+def test_sparse_prefill_by_queries_and_keys_attends_to_what_route_chooses(router: Any) -> None:
+    call = Call(top_k=3)
+    options = {"top_k": 3, "init_blocks": 1, "router": router}
+    call.ids = tilesieve.route(call.q, call.k, **call.lengths, **options)
+    want = call.run(loop_order="q_outer")
+    call.ids = None
+    workspace = torch.empty(call.workspace_bytes(router=router, top_k=3, loop_order="q_outer"), dtype=torch.uint8,
+                            device="cuda")
+    assert torch.equal(call.prefill(loop_order="q_outer", workspace=workspace, **options), want)
+
+
 def test_route_takes_pages_and_one_sequence() -> None:
     call = Call(q_lens=(200, 65), kv_lens=(200, 1500))
     index = call.index()
@@ -415,9 +466,6 @@ def test_scales_may_have_no_dimension() -> None:
 
 def test_refuses_what_is_not_on_the_gpu_yet() -> None:
     call = Call()
-    for sparse in (lambda: tilesieve.route(call.q, call.k), lambda: call.prefill()):
-        with pytest.raises(ValueError, match=r"^router: got None without index_q and index_k"):
-            sparse()
     with pytest.raises(ValueError, match=r"^router: got 'oracle', expected index"):
         call.prefill(router="oracle")
     with pytest.raises(ValueError, match=r"^q: lies on a CUDA device; the scores are on the CPU"):

@@ -125,11 +125,12 @@ def test_refuses_by_name(change: dict[str, Any], exception: type[Exception], wor
 
 # Of what chooses blocks: the same in route and sparse_prefill.
 CHOOSING: list[tuple[dict[str, Any], type[Exception], str]] = [
-    ({"router": "qk_max"}, ValueError, "router: got 'qk_max', expected index, the router of CUDA devices"),
-    ({"router": "oracle"}, ValueError, "router: got 'oracle', expected index"),
+    ({"router": "qk_max"}, ValueError, "index_q: got an array, which the router 'qk_max' does not read"),
+    ({"router": "mean_pool", "index_q": None}, ValueError, "index_k: got an array, which the router 'mean_pool' does"),
+    ({"router": "oracle"}, ValueError, "router: got 'oracle', expected index, qk_max or mean_pool, the routers of CUDA"),
+    ({"router": "random"}, ValueError, "router: got 'random', expected index, qk_max or mean_pool"),
     ({"router": "best"}, ValueError, "router: got 'best', expected index, qk_max"),
     ({"router": 3}, TypeError, "router: got int"),
-    ({"index_q": None, "index_k": None}, ValueError, "router: got None without index_q and index_k, expected index"),
     ({"index_k": None}, ValueError, r"index_k: got None, expected \[total_kv, 128\]"),
     ({"index_k": INDEX["index_k"].array}, ValueError, "index_k: lies on the CPU, expected cuda:0"),
     ({"top_k": 0}, ValueError, "top_k: got 0, expected 1 to 32"),
@@ -160,6 +161,27 @@ def test_route_refuses_by_name(change: dict[str, Any], exception: type[Exception
         tilesieve.route(**({"q": GIVEN["q"], **INDEX, **LENGTHS} | change))
 
 
+@pytest.mark.parametrize("router", [None, "qk_max", "mean_pool"])
+@pytest.mark.parametrize(("change", "words"), [
+    ({}, "q: got a CUDA array of test_cuda_arguments, whose arrays cannot be written to"),
+    ({"k": None}, r"k: got None, expected \[total_kv, num_kv_heads, head_dim\] or pages"),
+    ({"k": K}, "k: lies on the CPU, expected cuda:0 as q"),
+    ({"q": zeros(10, 64)}, r"q: got bf16\[10, 64\] on cuda:0, expected \[total_q, num_q_heads, head_dim\]"),
+    ({"top_k": 33}, "top_k: got 33, expected 1 to 32"),
+    ({"cu_seqlens_kv": None}, "cu_seqlens_kv: got None, needed with CUDA arrays of"),
+])
+def test_route_by_queries_and_keys_refuses_by_name(router: Any, change: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match="^" + words):
+        tilesieve.route(**({"q": GIVEN["q"], "k": GIVEN["k"], "router": router, **LENGTHS} | change))
+
+
+@pytest.mark.parametrize("router", [None, "qk_max", "mean_pool"])
+def test_sparse_prefill_by_queries_and_keys_comes_to_its_workspace(router: Any) -> None:
+    given = {name: value for name, value in GIVEN.items() if name != "block_index"}
+    with pytest.raises(ValueError, match="^workspace: lies on the CPU, expected cuda:0 as q"):
+        tilesieve.sparse_prefill(**given, router=router)
+
+
 @pytest.mark.parametrize(("change", "exception", "words"), [
     ({}, ValueError, "workspace: lies on the CPU, expected cuda:0 as q"),
     ({"index_q": None}, ValueError, "index_q: got None, expected"),
@@ -181,9 +203,11 @@ def test_sparse_prefill_refuses_by_name(change: dict[str, Any], exception: type[
 def test_workspace_bytes_refuses_by_name() -> None:
     tensors = (GIVEN["q"], GIVEN["k"], GIVEN["v"])
     for ids, change, words in ((GIVEN["block_index"], {"num_threads": 1}, "num_threads: is for calls on the CPU"),
-                               (GIVEN["block_index"], INDEX, "block_index: got an array beside index_q and index_k"),
+                               (GIVEN["block_index"], INDEX, "block_index: got an array beside a router"),
+                               (None, {"router": "oracle"}, "router: got 'oracle', expected index"),
+                               (None, {"router": "qk_max", **INDEX}, "index_q: got an array, which the router"),
                                (None, {"index_q": INDEX["index_q"]}, "index_k: got None"),
-                               (None, {"dense_up_to": 1}, "dense_up_to: got one without index_q and index_k"),
+                               (None, {"dense_up_to": 1}, "dense_up_to: got one without a router"),
                                (None, {"loop_order": "kv_outer"}, "loop_order: got 'kv_outer' without a block_index")):
         with pytest.raises(ValueError, match="^" + words):
             tilesieve.workspace_bytes(*tensors, ids, **LENGTHS, **change)

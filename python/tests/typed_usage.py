@@ -36,6 +36,7 @@ def attending(q: Floats, k: Floats, v: Floats, ids: npt.NDArray[np.int32]) -> No
     assert_type(tilesieve.workspace_bytes(q, k, v, ids), int)
     tilesieve.attend(q, k, v, kv_block_size=None, num_threads=None, k_scale=0.5, cu_seqlens_q=range(0, 9, 4))
     assert_type(tilesieve.workspace_bytes(q, k, v, index_q=q, index_k=k, dense_up_to=0), int)
+    assert_type(tilesieve.workspace_bytes(q, k, v, router="qk_max"), int)
     assert_type(tilesieve.sparse_prefill(q, k, v, dense_up_to=0, tile_tokens=2), Floats)
     tilesieve.attend(q, k, v, dense_up_to=0)  # type: ignore[call-overload]
     tilesieve.attend(q, k, v, router="qk_max")  # type: ignore[call-overload]

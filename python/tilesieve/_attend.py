@@ -9,7 +9,7 @@ import numpy as np
 
 from . import _core
 from ._arrays import A, Array, on_cuda, outputs
-from ._options import Attending, Isa, Lengths, LoopOrder, Running, Scale
+from ._options import Attending, Isa, Lengths, LoopOrder, Router, Running, Scale
 from ._prefill import Choice, attend_on_cuda, explain_on_cuda, workspace_bytes_on_cuda
 from ._problem import Problem
 from ._progress import progress_bar
@@ -292,6 +292,7 @@ def workspace_bytes(
     v: Array,
     block_index: Array | None = None,
     *,
+    router: Router | None = None,
     top_k: int = 16,
     index_q: Array | None = None,
     index_k: Array | None = None,
@@ -313,23 +314,27 @@ def workspace_bytes(
     tile_tokens: int | None = None,
     dense_up_to: int | None = None,
 ) -> int:
-    """Bytes of workspace that `attend` needs with these arguments; on CUDA with index_q and index_k, `sparse_prefill`.
+    """Bytes of workspace that `attend` needs with these arguments; on CUDA with a router, `sparse_prefill`.
+
+    A router is one by name, or index_q and index_k.
 
     On the CPU it is that of the plan of a block index, and depends on the ids: 0 where the queries are the outer loop.
     On CUDA only shapes are read, and the answer holds for all data, lengths and ids within them. Arguments and errors
     as of those two.
     """
-    chooses = index_q is not None or index_k is not None
     if on_cuda(q):
-        if dense_up_to is not None and not chooses:
-            raise _core.Error("dense_up_to: got one without index_q and index_k, with which blocks are chosen")
-        choice = Choice(index_q, index_k, top_k, 1, 0, dense_up_to) if chooses else None
+        choice = None
+        if router is not None or index_q is not None or index_k is not None:
+            name = _core.router_on_cuda(router, index_q, index_k, 0, softmax_scale)
+            choice = Choice(name, index_q, index_k, top_k, 1, 0, dense_up_to)
+        elif dense_up_to is not None:
+            raise _core.Error("dense_up_to: got one without a router, or index_q and index_k, to choose blocks by")
         return workspace_bytes_on_cuda(
             q, k, v, block_index, causal=causal, softmax_scale=softmax_scale, kv_block_size=kv_block_size,
             cu_seqlens_q=cu_seqlens_q, cu_seqlens_kv=cu_seqlens_kv, kv_lens=kv_lens, block_table=block_table,
             q_scale=q_scale, k_scale=k_scale, v_scale=v_scale, loop_order=loop_order, workspace_limit=workspace_limit,
             num_threads=num_threads, isa=isa, max_kv_blocks=max_kv_blocks, tile_tokens=tile_tokens, choice=choice)
-    refuse_cuda_arguments(index_q=index_q, index_k=index_k, max_kv_blocks=max_kv_blocks, tile_tokens=tile_tokens,
+    refuse_cuda_arguments(router=router, index_q=index_q, index_k=index_k, max_kv_blocks=max_kv_blocks, tile_tokens=tile_tokens,
                           dense_up_to=dense_up_to)
     if block_index is None:
         raise _core.Error("block_index: got None, expected i32 [num_kv_heads, total_q, capacity]")

@@ -13,6 +13,7 @@ from ._arrays import library_of, new_array, outputs, whole_sequence
 class Choice(NamedTuple):
     """What a call chooses its blocks from, which then has no block index."""
 
+    router: str  # as router_on_cuda names it
     index_q: Any
     index_k: Any
     top_k: Any
@@ -82,20 +83,21 @@ def explain_on_cuda(
 
 
 def route_on_cuda(
-    *, router: Any, top_k: Any, index_q: Any, index_k: Any, local_blocks: Any, init_blocks: Any, seed: Any, causal: Any,
-    softmax_scale: Any, kv_block_size: Any, cu_seqlens_q: Any, cu_seqlens_kv: Any, kv_lens: Any, block_table: Any,
-    num_threads: Any, isa: Any, progress: Any,
+    q: Any, k: Any, *, router: Any, top_k: Any, index_q: Any, index_k: Any, local_blocks: Any, init_blocks: Any,
+    seed: Any, causal: Any, softmax_scale: Any, kv_block_size: Any, cu_seqlens_q: Any, cu_seqlens_kv: Any, kv_lens: Any,
+    block_table: Any, num_threads: Any, isa: Any, progress: Any,
 ) -> Any:
     """`route` where its queries lie on a CUDA device."""
     _refuse_cpu_arguments(num_threads, isa, progress)
-    _core.require_index_router(router, index_q, index_k, seed, softmax_scale)
-    if index_q is not None and index_k is not None:
-        cu_seqlens_q, cu_seqlens_kv = _lengths(index_q, index_k, cu_seqlens_q, cu_seqlens_kv, block_table)
-    call = _core.IndexCall(index_q, index_k, cu_seqlens_q, cu_seqlens_kv, kv_lens, block_table, top_k, local_blocks,
-                           init_blocks, causal, kv_block_size)
-    _refuse_other_libraries("index_q", index_q)
-    workspace = new_array(index_q, (call.workspace_bytes,), "uint8", "index_q")
-    ids = new_array(index_q, call.shape, "int32", "index_q")
+    router = _core.router_on_cuda(router, index_q, index_k, seed, softmax_scale)
+    name, queries, keys = ("index_q", index_q, index_k) if router == "index" else ("q", q, k)
+    if queries is not None and keys is not None:
+        cu_seqlens_q, cu_seqlens_kv = _lengths(queries, keys, cu_seqlens_q, cu_seqlens_kv, block_table)
+    call = _core.RouteCall(router, queries, keys, cu_seqlens_q, cu_seqlens_kv, kv_lens, block_table, top_k,
+                           local_blocks, init_blocks, causal, kv_block_size)
+    _refuse_other_libraries(name, queries)
+    workspace = new_array(queries, (call.workspace_bytes,), "uint8", name)
+    ids = new_array(queries, call.shape, "int32", name)
     call.run(ids, workspace)
     return ids
 

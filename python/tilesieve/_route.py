@@ -49,18 +49,19 @@ def route(
 ) -> Any:
     """Chooses the top_k blocks of keys for each (token, KV head).
 
-    On the CPU, or where index_q lies on a Hopper GPU there: the router "index", on the current stream of the library of
-    index_q. What a GPU takes is marked CUDA below. It chooses the same blocks up to the rounding of the scores.
+    On the CPU, or on a Hopper GPU where the tensors that the router reads lie there: on the current stream of the
+    library of its queries, index_q or q. What a GPU takes is marked CUDA below. It chooses the same blocks up to the
+    rounding of the scores, and of means, which are bf16 there.
 
     Args:
-        q: queries, as of `attend`. The router "index" does without q and k. CUDA: neither is read.
+        q: queries, as of `attend`. The router "index" does without q and k. CUDA: bf16 or e4m3, whatever k is.
         k: keys, as of `attend`.
         router: how a block is scored. "index": the largest index_q · index_k of its keys, the model's own index branch,
             as in MiniMax-M3's sparse attention (arXiv 2606.13392); "qk_max": the largest (mean query of the group) ·
             key; "mean_pool": (mean query of the group) · (mean key), the gate of MoBA (arXiv 2502.13189) for a group;
             "oracle": its share of the dense softmax, mean over the group, which costs as much as attending to all;
-            "random": a seeded number. None = "index" where there are index_q and index_k, else "qk_max". CUDA:
-            "index" alone.
+            "random": a seeded number. None = "index" where there are index_q and index_k, else "qk_max". CUDA: no
+            "oracle" and no "random".
         top_k: most blocks that a token attends to (CUDA: 1 to 32).
         index_q: [total_q, num_kv_heads, index_dim] in f32, bf16, f16 or e4m3, for the router "index" and no other.
             CUDA: bf16 or e4m3, 1, 2 or 4 heads, index_dim 128, strides in multiples of 16 bytes; index_k too.
@@ -85,7 +86,7 @@ def route(
     Returns:
         i32 [num_kv_heads, total_q, top_k]: ascending ids inside the token's own sequence, then -1. Forced blocks first,
         then the highest scores; ties go to the lower id, NaN is chosen last. Of PyTorch where the inputs are, else of
-        NumPy; on CUDA of the library of index_q, PyTorch or CuPy, and the call returns before the work is done.
+        NumPy; on CUDA of the library of the queries, PyTorch or CuPy, and the call returns before the work is done.
 
     Raises:
         ValueError: an argument that does not fit, by name, with what was got and what exists (`tilesieve.Error`).
@@ -94,7 +95,7 @@ def route(
     given = index_q if q is None else q
     if on_cuda(given) or on_cuda(index_q):
         return route_on_cuda(
-            router=router, top_k=top_k, index_q=index_q, index_k=index_k, local_blocks=local_blocks,
+            q, k, router=router, top_k=top_k, index_q=index_q, index_k=index_k, local_blocks=local_blocks,
             init_blocks=init_blocks, seed=seed, causal=causal, softmax_scale=softmax_scale,
             kv_block_size=kv_block_size, cu_seqlens_q=cu_seqlens_q, cu_seqlens_kv=cu_seqlens_kv, kv_lens=kv_lens,
             block_table=block_table, num_threads=num_threads, isa=isa, progress=progress)
@@ -207,14 +208,14 @@ def sparse_prefill(
             H200. Pages of a block_table count as full.
     """
     if on_cuda(q):
-        _core.require_index_router(router, index_q, index_k, seed, softmax_scale)
+        name = _core.router_on_cuda(router, index_q, index_k, seed, softmax_scale)
         return attend_on_cuda(
             q, k, v, None, causal=causal, softmax_scale=softmax_scale, kv_block_size=kv_block_size,
             cu_seqlens_q=cu_seqlens_q, cu_seqlens_kv=cu_seqlens_kv, kv_lens=kv_lens, block_table=block_table,
             q_scale=q_scale, k_scale=k_scale, v_scale=v_scale, out=out, lse=lse, return_lse=return_lse,
             loop_order=loop_order, workspace=workspace, workspace_limit=workspace_limit, num_threads=num_threads,
             isa=isa, max_kv_blocks=max_kv_blocks, tile_tokens=tile_tokens, stream=stream, progress=progress,
-            choice=Choice(index_q, index_k, top_k, local_blocks, init_blocks, dense_up_to))
+            choice=Choice(name, index_q, index_k, top_k, local_blocks, init_blocks, dense_up_to))
     refuse_cuda_arguments(max_kv_blocks=max_kv_blocks, tile_tokens=tile_tokens, dense_up_to=dense_up_to, stream=stream)
     if on_cuda(index_q):
         raise _core.Error("index_q: lies on a CUDA device, expected the CPU as q")

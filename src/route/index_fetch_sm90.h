@@ -16,7 +16,8 @@ struct IndexArgs {
   IndexPlan plan;
   IndexOutput output;
   int32_t num_pages;
-  int32_t head_shift;  // log2 of num_heads
+  int32_t head_shift;       // log2 of group_heads
+  const float* cut_scores;  // see IndexTensors
 };
 
 // Run by all lanes of a warp.
@@ -77,7 +78,7 @@ __device__ void fetch_queries(IndexShared<Config>& shared, const CUtensorMap& q_
 #pragma unroll
     for (int panel = 0; panel < Config::kPanels; ++panel) {
       cuda::copy_box_3d(shared.q[tile] + panel * kTileRows * Config::kPanelBytes, &q_map, &shared.q_full,
-                        panel * Config::kPanelElements, 0, group.first_token + tile * tile_tokens);
+                        panel * Config::kPanelElements, group.head, group.first_token + tile * tile_tokens);
     }
   }
 }
@@ -87,31 +88,32 @@ template <class Config>
 __device__ void fetch_keys(IndexShared<Config>& shared, const CUtensorMap& k_map, const IndexArgs& args,
                            const Segment& segment, StepRing<Config::kStages>& ring) {
   const int32_t lane = static_cast<int32_t>(threadIdx.x) % 32;
-  const bool paged = args.sizes.max_pages != 0;
+  constexpr int kBoxes = Config::kStepKeys / Config::kBoxKeys;
+  const bool paged = args.batch.block_table != nullptr;
   const int32_t* pages = args.batch.block_table + segment.group.sequence * args.batch.block_table_stride;
   const int32_t first_key = paged ? 0 : args.batch.cu_seqlens_kv[segment.group.sequence];
-  const int32_t block_end = blocks_of(segment.group.kv_len, Config::kBlock);
+  const int32_t block_end = blocks_of(segment.group.kv_len, Config::kBoxKeys);
   int32_t my_page = 0;  // of block `lane` of a batch
-  int32_t block = segment.step_begin * Config::kStepBlocks;
+  int32_t block = segment.step_begin * kBoxes;
   for (int32_t step = segment.step_begin; step < segment.step_end; ++step) {
-    const int32_t in_batch = (step - segment.step_begin) * Config::kStepBlocks % 32;
+    const int32_t in_batch = (step - segment.step_begin) * kBoxes % 32;
     if (paged && in_batch == 0) my_page = block + lane < block_end ? pages[block + lane] : args.num_pages;
     cuda::barrier_wait(&shared.k_empty[ring.stage], ring.parity ^ 1);
     if (lane == 0) cuda::barrier_arrive_expect(&shared.k_full[ring.stage], Config::kStepBytes);
 #pragma unroll
-    for (int i = 0; i < Config::kStepBlocks; ++i) {
+    for (int i = 0; i < kBoxes; ++i) {
       const int32_t page = __shfl_sync(0xffffffffu, my_page, in_batch + i);
-      const int32_t token = paged ? 0 : first_key + (block + i) * Config::kBlock;
+      const int32_t token = paged ? 0 : first_key + (block + i) * Config::kBoxKeys;
 #pragma unroll
       for (int panel = 0; lane == 0 && panel < Config::kPanels; ++panel) {
-        const int offset = (panel * kIndexStepKeys + i * Config::kBlock) * Config::kPanelBytes;
-        cuda::copy_box_3d(shared.k[ring.stage] + offset, &k_map, &shared.k_full[ring.stage],
-                          panel * Config::kPanelElements, token, page);
+        const int offset = (panel * Config::kStepKeys + i * Config::kBoxKeys) * Config::kPanelBytes;
+        cuda::copy_box_4d(shared.k[ring.stage] + offset, &k_map, &shared.k_full[ring.stage],
+                          panel * Config::kPanelElements, token, segment.group.head, page);
       }
     }
     __syncwarp();
     ring.advance();
-    block += Config::kStepBlocks;
+    block += kBoxes;
   }
 }
 

@@ -63,9 +63,8 @@ template <class Config>
 class RowLists {
  public:
   using List = int64_t[Config::kList / 2][32];
-  using Maxima = int32_t[kBatch][kWarpRows];
 
-  __device__ RowLists(List& list, const Maxima& maxima)
+  __device__ RowLists(List& list, const BatchMaxima& maxima)
       : list_(list), maxima_(maxima), lane_(static_cast<int32_t>(threadIdx.x) % 32) {}
 
   // The maxima of the first blocks, from `first` on; bit i of `choice` says whether block first + i may be chosen by
@@ -164,7 +163,7 @@ class RowLists {
   }
 
   List& list_;
-  const Maxima& maxima_;
+  const BatchMaxima& maxima_;
   const int32_t lane_;
 };
 

@@ -101,7 +101,7 @@ __global__ void __launch_bounds__(kThreads)
   clear_padding(sizes, output, totals.end_token);
   if (group_id >= totals.num_groups) return;
   const IndexGroup group = plan.groups[group_id];
-  if (first_row >= group.num_tokens * sizes.num_heads) return;
+  if (first_row >= group.num_tokens * sizes.group_heads) return;
 
   // The lists of the group, and of them those of this warp: begin, begin + step, ..
   int64_t first_list = 0;
@@ -139,7 +139,8 @@ __global__ void __launch_bounds__(kThreads)
   }
 #pragma unroll
   for (int round = 0; round < Shape::kRounds; ++round) {
-    const int32_t row = row_of(round), in_group = row / sizes.num_heads, head = row % sizes.num_heads;
+    const int32_t row = row_of(round), in_group = row / sizes.group_heads;
+    const int32_t head = group.head + row % sizes.group_heads;
     const BlockChoice choice = block_choice(sizes, query_place(sizes, group, in_group));
     const int32_t id = id_in_slot<kWidth>(sizes, choice, best[round], slot);
     if (in_group >= group.num_tokens) continue;

@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "base/fail.h"
+#include "tensor/prefill_sm90.h"
 
 namespace tilesieve::sm90 {
 
@@ -52,6 +53,45 @@ void check_contiguous_i32(std::string_view argument, const TensorView& view, int
 
 void check_limit(std::string_view argument, int64_t got, int64_t limit) {
   if (got > limit) fail("{}: got {}, at most {}", argument, got, limit);
+}
+
+HeadSizes check_heads(const TensorView& q, const TensorView& k, int64_t kv_block_size) {
+  const bool paged = k.num_dims == 4;
+  if (q.num_dims != 3) fail("q: got {} dimensions, expected [total_q, num_q_heads, head_dim]", q.num_dims);
+  if (k.num_dims != 3 && !paged) {
+    fail(
+        "k: got {} dimensions, expected [total_kv, num_kv_heads, head_dim] or [num_pages, page_size, num_kv_heads, "
+        "head_dim]",
+        k.num_dims);
+  }
+  const int64_t total_q = q.sizes[0], num_q_heads = q.sizes[1], head_dim = q.sizes[2];
+  const int64_t num_kv_heads = k.sizes[paged ? 2 : 1], block = kv_block_size;
+  if (head_dim != 64 && head_dim != 128) fail("q: got head_dim {}, expected 64 or 128", head_dim);
+  if (block != 64 && block != 128) fail("kv_block_size: got {}, expected 64 or 128", block);
+  if (num_kv_heads < 1 || num_q_heads % num_kv_heads != 0 || num_q_heads < 1) {
+    fail("k: got {} KV heads for {} query heads, expected a divisor", num_kv_heads, num_q_heads);
+  }
+  const int64_t group = num_q_heads / num_kv_heads;
+  if (!is_prefill_group(group)) {
+    fail("q: got {} query heads a KV head, expected 1, 2, 4, 8 or 16", group);
+  }
+  check_limit("k: KV heads", num_kv_heads, 65535);
+  check_limit("q: total_q", total_q, int64_t{1} << 29);
+  check_limit("q: tokens of all KV heads", total_q * num_kv_heads, INT32_MAX / 2);
+  check_tensor("q", q, {DType::bf16, DType::f8_e4m3}, {total_q, num_q_heads, head_dim},
+               "total_q, num_q_heads, head_dim");
+  if (paged) {
+    if (k.sizes[1] != block) fail("k: got pages of {} tokens, expected kv_block_size = {}", k.sizes[1], block);
+    check_tensor("k", k, {DType::bf16, DType::f8_e4m3}, {k.sizes[0], block, num_kv_heads, head_dim},
+                 "num_pages, page_size, num_kv_heads, head_dim");
+    check_limit("k: num_pages", k.sizes[0], INT32_MAX);
+  } else {
+    check_tensor("k", k, {DType::bf16, DType::f8_e4m3}, {k.sizes[0], num_kv_heads, head_dim},
+                 "total_kv, num_kv_heads, head_dim");
+  }
+  check_rows("q", q);
+  check_rows("k", k);
+  return {total_q, num_q_heads, num_kv_heads, head_dim, paged};
 }
 
 SequenceCapacity check_sequences(const SequenceTensors& tensors, std::string_view keys_argument, const TensorView& keys,

@@ -22,6 +22,15 @@ void check_contiguous_i32(std::string_view argument, const TensorView& view, int
 
 void check_limit(std::string_view argument, int64_t got, int64_t limit);
 
+struct HeadSizes {
+  int64_t total_q = 0, num_q_heads = 0, num_kv_heads = 0, head_dim = 0;
+  bool paged = false;
+  int64_t group_size() const { return num_q_heads / num_kv_heads; }
+};
+
+// The arguments q and k, each bf16 or e4m3, as the kernels take them.
+HeadSizes check_heads(const TensorView& q, const TensorView& k, int64_t kv_block_size);
+
 // The tensors that say where sequences begin and end, and where their pages lie.
 struct SequenceTensors {
   const TensorView &cu_seqlens_q, &cu_seqlens_kv, &kv_lens, &block_table;

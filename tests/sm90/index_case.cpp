@@ -44,9 +44,16 @@ std::vector<int32_t> cumulative(const std::vector<int64_t>& lengths) {
   return sums;
 }
 
-// How far a product of 128 normal numbers may be off. e4m3 is summed with about 13 bits.
-double rounding_of(DType dtype, double product) {
-  return dtype == DType::bf16 ? 1e-5 * (1 + std::abs(product)) : 0.02 + 2e-3 * std::abs(product);
+// How far a score may be off, `terms` being the sum of the magnitudes that it is the sum of. The index branch sums e4m3
+// with about 13 bits; a mean is rounded to bf16.
+double rounding_of(const IndexCase& c, double score, double terms) {
+  if (!std::isfinite(score)) return 0;
+  const double sum = 1e-5 * (1 + std::abs(score));
+  if (c.options.router == Router::index) {
+    return c.problem.kv_dtype == DType::bf16 ? sum : 0.02 + 2e-3 * std::abs(score);
+  }
+  const double num_means = c.exact ? 0 : c.options.router == Router::mean_pool ? 2 : 1;
+  return sum + num_means * 0x1.02p-9 * terms;
 }
 
 int64_t most_blocks(const Problem& p) {
@@ -57,33 +64,48 @@ int64_t most_blocks(const Problem& p) {
 
 }  // namespace
 
-void IndexCase::set_q(int64_t element, double value) { put(q, element, value, dtype); }
-void IndexCase::set_k(int64_t element, double value) { put(k, element, value, dtype); }
+void IndexCase::set_q(int64_t element, double value) { put(q, element, value, problem.q_dtype); }
+void IndexCase::set_k(int64_t element, double value) { put(k, element, value, problem.kv_dtype); }
 void IndexCase::set_key(int64_t key, double value) {
-  for (int64_t i = 0; i < kIndexChannels; ++i) set_k(key * kIndexChannels + i, value);
+  const int64_t row = key_heads() * channels();
+  for (int64_t i = 0; i < row; ++i) set_k(key * row + i, value);
 }
 
 IndexCase make_index_case(const std::string& line, DType dtype, Values values, uint32_t seed) {
-  IndexCase c;
   const size_t space = line.find(' ');
   const std::string heads = line.substr(line.find('=') + 1, space - line.find('=') - 1);
-  c.problem = Problem::parse("hq=" + heads + " hkv=" + heads + " d=128" + line.substr(space));
-  c.dtype = dtype;
+  return make_route_case("hq=" + heads + " hkv=" + heads + " d=128" + line.substr(space), Router::index, dtype, dtype,
+                         values, seed);
+}
+
+IndexCase make_route_case(const std::string& line, Router router, DType q_dtype, DType k_dtype, Values values,
+                          uint32_t seed) {
+  IndexCase c;
+  c.problem = Problem::parse(line);
+  c.problem.q_dtype = q_dtype;
+  c.problem.kv_dtype = k_dtype;
+  c.options.router = router;
+  c.exact = values != Values::normal && values != Values::negative;
   const Problem& p = c.problem;
-  const int64_t bytes = size_in_bytes(dtype), num_q = p.total_q() * p.num_kv_heads * kIndexChannels;
-  c.q.assign(static_cast<size_t>(num_q * bytes), 0);
-  c.k.assign(static_cast<size_t>(p.total_kv() * kIndexChannels * bytes), kNanByte);
+  const int64_t num_q = p.total_q() * p.num_q_heads * c.channels(), row = c.key_heads() * c.channels();
+  c.q.assign(static_cast<size_t>(num_q * size_in_bytes(q_dtype)), 0);
+  c.k.assign(static_cast<size_t>(p.total_kv() * row * size_in_bytes(k_dtype)), kNanByte);
   std::mt19937 random(seed);
   std::normal_distribution<double> normal;
   const auto draw = [&](double sign) {
-    if (values == Values::integers) return static_cast<double>(random() % 5) - 2;
+    if (values == Values::integers || values == Values::blocks) return static_cast<double>(random() % 5) - 2;
+    if (values == Values::units) return static_cast<double>(random() % 3) - 1;
     return values == Values::negative ? sign * std::abs(normal(random)) : normal(random);
   };
   for (int64_t i = 0; i < num_q; ++i) c.set_q(i, draw(-1));
   const std::vector<int32_t> cu_kv = cumulative(p.kv_lens);
   for (size_t s = 0; s < p.q_lens.size(); ++s) {
     if (p.q_lens[s] == 0) continue;
-    for (int64_t i = cu_kv[s] * kIndexChannels; i < cu_kv[s + 1] * kIndexChannels; ++i) c.set_k(i, draw(1));
+    for (int64_t j = 0; j < p.kv_lens[s]; ++j) {
+      // Of blocks that are equal inside some are equal to each other, too.
+      if (values == Values::blocks) random.seed(seed + static_cast<uint32_t>(j / p.kv_block_size * 7 % 11));
+      for (int64_t i = 0; i < row; ++i) c.set_k((cu_kv[s] + j) * row + i, draw(1));
+    }
   }
   return c;
 }
@@ -96,25 +118,37 @@ bool IndexResult::operator==(const IndexResult& other) const {
 IndexDevice::IndexDevice(const IndexCase& c) : shape_(c) {
   const Problem& p = c.problem;
   const int64_t heads = p.num_kv_heads, tokens = p.total_q() + c.padding_tokens, sequences = p.num_sequences();
-  const int64_t bytes = size_in_bytes(c.dtype), gap = c.strided ? 16 : 0, row = kIndexChannels + gap;
-  q_ = DeviceMemory(tokens * heads * row * bytes);
-  inputs.index_q = device_view(q_.data(), c.dtype, {tokens, heads, kIndexChannels}, {heads * row, row, 1});
+  const int64_t channels = c.channels(), gap = c.strided ? 16 : 0, row = channels + gap;
+  const bool by_index = c.options.router == Router::index;
+  TensorView &q = by_index ? inputs.index_q : inputs.q, &k = by_index ? inputs.index_k : inputs.k;
+  q_ = DeviceMemory(tokens * p.num_q_heads * row * size_in_bytes(p.q_dtype));
+  q = device_view(q_.data(), p.q_dtype, {tokens, p.num_q_heads, channels}, {p.num_q_heads * row, row, 1});
+  // Keys of all heads together, and between them no dimension where there is one for all.
+  std::vector<int64_t> sizes = {c.key_heads(), channels}, strides = {row, 1};
+  if (by_index) {
+    sizes.erase(sizes.begin());
+    strides.erase(strides.begin());
+  }
+  token_stride_ = c.key_heads() * row;
+  page_stride_ = p.kv_block_size * token_stride_;
   if (c.paged) {
     max_pages_ = most_blocks(p) + 1;
     num_pages_ = sequences * max_pages_ + 3;
-    k_ = DeviceMemory(num_pages_ * p.kv_block_size * row * bytes);
-    inputs.index_k =
-        device_view(k_.data(), c.dtype, {num_pages_, p.kv_block_size, kIndexChannels}, {p.kv_block_size * row, row, 1});
+    k_ = DeviceMemory(num_pages_ * page_stride_ * size_in_bytes(p.kv_dtype));
+    sizes.insert(sizes.begin(), {num_pages_, p.kv_block_size});
+    strides.insert(strides.begin(), {page_stride_, token_stride_});
     table_ = DeviceMemory(sequences * (max_pages_ + 1) * 4);
     kv_lens_ = DeviceMemory(sequences * 4);
     inputs.block_table = device_view(table_.data(), DType::i32, {sequences, max_pages_}, {max_pages_ + 1, 1});
     inputs.kv_lens = device_view(kv_lens_.data(), DType::i32, {sequences});
   } else {
-    k_ = DeviceMemory(p.total_kv() * row * bytes);
-    inputs.index_k = device_view(k_.data(), c.dtype, {p.total_kv(), kIndexChannels}, {row, 1});
+    k_ = DeviceMemory(p.total_kv() * token_stride_ * size_in_bytes(p.kv_dtype));
+    sizes.insert(sizes.begin(), p.total_kv());
+    strides.insert(strides.begin(), token_stride_);
     cu_kv_ = DeviceMemory((sequences + 1) * 4);
     inputs.cu_seqlens_kv = device_view(cu_kv_.data(), DType::i32, {sequences + 1});
   }
+  k = device_view(k_.data(), p.kv_dtype, sizes, strides);
   cu_q_ = DeviceMemory((sequences + 1) * 4);
   inputs.cu_seqlens_q = device_view(cu_q_.data(), DType::i32, {sequences + 1});
   const int64_t ids = heads * tokens * p.top_k;
@@ -127,6 +161,7 @@ IndexDevice::IndexDevice(const IndexCase& c) : shape_(c) {
     scores_ = DeviceMemory(heads * tokens * blocks * 4 + kGuardBytes);
     outputs.scores = device_view(scores_.data(), DType::f32, {heads, tokens, blocks});
   }
+  options.router = c.options.router;
   options.kv_block_size = p.kv_block_size;
   options.causal = p.causal;
   options.local_blocks = c.options.local_blocks;
@@ -138,22 +173,25 @@ IndexDevice::IndexDevice(const IndexCase& c) : shape_(c) {
 
 void IndexDevice::upload(const IndexCase& c) {
   const Problem& p = c.problem;
-  const int64_t bytes = size_in_bytes(c.dtype), block = p.kv_block_size, row = kIndexChannels * bytes;
+  const int64_t block = p.kv_block_size, heads = c.key_heads(), stride = token_stride_ / heads;
+  // Rows of either tensor, counted in rows.
   const auto rows_to = [&](std::vector<uint8_t>& target, int64_t at, const std::vector<uint8_t>& source, int64_t from,
-                           int64_t stride, int64_t count) {
+                           int64_t count, DType dtype) {
+    const int64_t bytes = size_in_bytes(dtype), row = c.channels() * bytes;
     for (int64_t i = 0; i < count; ++i) {
-      std::memcpy(target.data() + at + i * stride, source.data() + (from + i) * row, static_cast<size_t>(row));
+      std::memcpy(target.data() + (at + i) * stride * bytes, source.data() + (from + i) * row,
+                  static_cast<size_t>(row));
     }
   };
   std::vector<uint8_t> memory(static_cast<size_t>(q_.bytes()), kNanByte);
-  rows_to(memory, 0, c.q, 0, inputs.index_q.strides[1] * bytes, p.total_q() * p.num_kv_heads);
+  rows_to(memory, 0, c.q, 0, p.total_q() * p.num_q_heads, p.q_dtype);
   q_.upload(memory.data(), q_.bytes());
 
   const std::vector<int32_t> cu_q = cumulative(p.q_lens), cu_kv = cumulative(p.kv_lens);
   cu_q_.upload(cu_q.data(), cu_q_.bytes());
   memory.assign(static_cast<size_t>(k_.bytes()), kNanByte);
   if (!c.paged) {
-    rows_to(memory, 0, c.k, 0, inputs.index_k.strides[0] * bytes, p.total_kv());
+    rows_to(memory, 0, c.k, 0, p.total_kv() * heads, p.kv_dtype);
     cu_kv_.upload(cu_kv.data(), cu_kv_.bytes());
   } else {
     std::vector<int32_t> pages(static_cast<size_t>(num_pages_));
@@ -166,8 +204,8 @@ void IndexDevice::upload(const IndexCase& c) {
       for (int64_t b = 0; b * block < p.kv_lens[s]; ++b) {
         const int32_t page = pages[next++];
         table[s * static_cast<size_t>(max_pages_ + 1) + static_cast<size_t>(b)] = page;
-        rows_to(memory, page * inputs.index_k.strides[0] * bytes, c.k, cu_kv[s] + b * block,
-                inputs.index_k.strides[1] * bytes, std::min(block, p.kv_lens[s] - b * block));
+        rows_to(memory, page * block * heads, c.k, (cu_kv[s] + b * block) * heads,
+                std::min(block, p.kv_lens[s] - b * block) * heads, p.kv_dtype);
       }
     }
     table_.upload(table.data(), table_.bytes());
@@ -233,9 +271,14 @@ IndexResult run(const IndexCase& c) {
 IndexResult on_cpu(const IndexCase& c) {
   const Problem& p = c.problem;
   RouteInputs inputs;
-  inputs.index_q =
-      contiguous_view(const_cast<uint8_t*>(c.q.data()), c.dtype, {p.total_q(), p.num_kv_heads, kIndexChannels});
-  inputs.index_k = contiguous_view(const_cast<uint8_t*>(c.k.data()), c.dtype, {p.total_kv(), kIndexChannels});
+  const bool by_index = c.options.router == Router::index;
+  uint8_t *const q = const_cast<uint8_t*>(c.q.data()), *const k = const_cast<uint8_t*>(c.k.data());
+  (by_index ? inputs.index_q : inputs.q) = contiguous_view(q, p.q_dtype, {p.total_q(), p.num_q_heads, c.channels()});
+  if (by_index) {
+    inputs.index_k = contiguous_view(k, p.kv_dtype, {p.total_kv(), c.channels()});
+  } else {
+    inputs.k = contiguous_view(k, p.kv_dtype, {p.total_kv(), p.num_kv_heads, c.channels()});
+  }
   const int64_t tokens = p.total_q() + c.padding_tokens;
   IndexResult result;
   result.ids.assign(static_cast<size_t>(p.num_kv_heads * tokens * p.top_k), -1);
@@ -250,32 +293,54 @@ IndexResult on_cpu(const IndexCase& c) {
 ExactScores exact_scores(const IndexCase& c) {
   const Problem& p = c.problem;
   const SequenceTable table(p);
-  const auto widened = [&](const std::vector<uint8_t>& stored) {
-    std::vector<double> values(stored.size() / static_cast<size_t>(size_in_bytes(c.dtype)));
-    for (size_t i = 0; i < values.size(); ++i) values[i] = get(stored, static_cast<int64_t>(i), c.dtype);
+  const auto widened = [&](const std::vector<uint8_t>& stored, DType dtype) {
+    std::vector<double> values(stored.size() / static_cast<size_t>(size_in_bytes(dtype)));
+    for (size_t i = 0; i < values.size(); ++i) values[i] = get(stored, static_cast<int64_t>(i), dtype);
     return values;
   };
-  const std::vector<double> q = widened(c.q), k = widened(c.k);
+  const std::vector<double> q = widened(c.q, p.q_dtype), k = widened(c.k, p.kv_dtype);
+  const int64_t dim = c.channels(), key_stride = c.key_heads() * dim, group = p.group_size();
   ExactScores exact(static_cast<size_t>(p.num_kv_heads * p.total_q()));
   parallel_for(0, static_cast<int64_t>(exact.size()), [&](int, int64_t row) {
     const int64_t head = row / p.total_q(), token = row % p.total_q();
     const SequenceTable::Token place = table.token(token);
-    const double* query = q.data() + (token * p.num_kv_heads + head) * kIndexChannels;
-    const double* key = k.data() + table.cu_seqlens_kv[static_cast<size_t>(place.sequence)] * kIndexChannels;
-    std::vector<double>& scores = exact[static_cast<size_t>(row)];
-    for (int64_t j = 0; j < place.visible; ++j, key += kIndexChannels) {
-      double dot = 0;
-      for (int64_t i = 0; i < kIndexChannels; ++i) dot += query[i] * key[i];
-      if (j % p.kv_block_size == 0) scores.push_back(dot);
-      double& score = scores.back();
-      if (!std::isnan(score)) score = std::isnan(dot) ? dot : std::max(score, dot);
+    std::vector<double> query(static_cast<size_t>(dim)), mean(static_cast<size_t>(dim));
+    for (int64_t i = 0; i < group * dim; ++i) {
+      query[static_cast<size_t>(i % dim)] += q[static_cast<size_t>((token * p.num_q_heads + head * group) * dim + i)];
+    }
+    for (double& x : query) x /= static_cast<double>(group);
+    const double* key = k.data() + table.cu_seqlens_kv[static_cast<size_t>(place.sequence)] * key_stride;
+    if (c.key_heads() > 1) key += head * dim;
+    std::vector<ExactScore>& scores = exact[static_cast<size_t>(row)];
+    const auto score_of = [&](const double* x) {
+      double dot = 0, terms = 0;
+      for (int64_t i = 0; i < dim; ++i) {
+        dot += query[static_cast<size_t>(i)] * x[i];
+        terms += std::abs(query[static_cast<size_t>(i)] * x[i]);
+      }
+      return ExactScore{dot, rounding_of(c, dot, terms)};
+    };
+    for (int64_t first = 0; first < place.visible; first += p.kv_block_size) {
+      const int64_t count = std::min(p.kv_block_size, place.visible - first);
+      std::fill(mean.begin(), mean.end(), 0.0);
+      ExactScore best = {-INFINITY, 0};
+      for (int64_t j = 0; j < count; ++j, key += key_stride) {
+        if (c.options.router == Router::mean_pool) {
+          for (int64_t i = 0; i < dim; ++i) mean[static_cast<size_t>(i)] += key[i] / static_cast<double>(count);
+          continue;
+        }
+        const ExactScore one = score_of(key);
+        if (!std::isnan(best.score)) best.score = std::isnan(one.score) ? one.score : std::max(best.score, one.score);
+        best.rounding = std::max(best.rounding, one.rounding);
+      }
+      scores.push_back(c.options.router == Router::mean_pool ? score_of(mean.data()) : best);
     }
   });
   return exact;
 }
 
 void expect_right(const IndexCase& c, const ExactScores& exact, const IndexResult& result) {
-  SCOPED_TRACE(c.problem.to_line() + " " + std::string(name_of(c.dtype)) + " local " +
+  SCOPED_TRACE(c.problem.to_line() + " " + std::string(name_of(c.options.router)) + " local " +
                std::to_string(c.options.local_blocks) + " init " + std::to_string(c.options.init_blocks));
   EXPECT_EQ(result.fault, "");
   const Problem& p = c.problem;
@@ -286,8 +351,8 @@ void expect_right(const IndexCase& c, const ExactScores& exact, const IndexResul
   for (int64_t h = 0; h < p.num_kv_heads; ++h) {
     for (int64_t t = 0; t < tokens; ++t) {
       const int32_t* ids = result.ids.data() + (h * tokens + t) * p.top_k;
-      const std::vector<double> scores =
-          t < p.total_q() ? exact[static_cast<size_t>(h * p.total_q() + t)] : std::vector<double>();
+      const std::vector<ExactScore> scores =
+          t < p.total_q() ? exact[static_cast<size_t>(h * p.total_q() + t)] : std::vector<ExactScore>();
       const auto visible = static_cast<int64_t>(scores.size());
       SCOPED_TRACE("head " + std::to_string(h) + " token " + std::to_string(t) + " of " + std::to_string(visible) +
                    " visible blocks");
@@ -305,12 +370,12 @@ void expect_right(const IndexCase& c, const ExactScores& exact, const IndexResul
       if (max_blocks > 0) {
         const float* own = result.scores.data() + (h * tokens + t) * max_blocks;
         for (int64_t b = 0; b < max_blocks; ++b) {
-          if (b >= visible || !std::isfinite(scores[static_cast<size_t>(b)])) {
-            const double want = b < visible ? scores[static_cast<size_t>(b)] : -INFINITY;
+          const ExactScore exactly = b < visible ? scores[static_cast<size_t>(b)] : ExactScore{-INFINITY, 0};
+          const double want = exactly.score;
+          if (!std::isfinite(want)) {
             ASSERT_TRUE(std::isnan(want) ? std::isnan(own[b]) : static_cast<double>(own[b]) == want) << "block " << b;
           } else {
-            const double want = scores[static_cast<size_t>(b)];
-            ASSERT_NEAR(static_cast<double>(own[b]), want, rounding_of(c.dtype, want)) << "block " << b;
+            ASSERT_NEAR(static_cast<double>(own[b]), want, exactly.rounding) << "block " << b;
           }
         }
       }
@@ -324,21 +389,21 @@ void expect_right(const IndexCase& c, const ExactScores& exact, const IndexResul
         forced[static_cast<size_t>(local - i)] = true;
       }
       // Scores as they are ranked: NaN behind -inf.
-      double worst_chosen = INFINITY, best_left = -INFINITY;
+      ExactScore worst_chosen = {INFINITY, 0}, best_left = {-INFINITY, 0};
       bool nan_chosen = false, other_left = false;
       for (size_t b = 0; b < scores.size(); ++b) {
         if (forced[b]) {
           ASSERT_TRUE(chosen[b]) << "forced block " << b;
         } else if (chosen[b]) {
-          nan_chosen |= std::isnan(scores[b]);
-          if (!std::isnan(scores[b])) worst_chosen = std::min(worst_chosen, scores[b]);
-        } else if (!std::isnan(scores[b])) {
+          nan_chosen |= std::isnan(scores[b].score);
+          if (scores[b].score < worst_chosen.score) worst_chosen = scores[b];
+        } else if (!std::isnan(scores[b].score)) {
           other_left = true;
-          best_left = std::max(best_left, scores[b]);
+          if (scores[b].score > best_left.score) best_left = scores[b];
         }
       }
       ASSERT_FALSE(nan_chosen && other_left);
-      ASSERT_GE(worst_chosen, best_left - 2 * rounding_of(c.dtype, best_left));
+      ASSERT_GE(worst_chosen.score, best_left.score - worst_chosen.rounding - best_left.rounding);
     }
   }
 }

@@ -1,25 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // The index branch on a Hopper GPU against the CPU's choice and float64. Skipped where there is no such GPU.
-#include <cuda_runtime_api.h>
-#include <gtest/gtest.h>
-
-#include <limits>
-
-#include "sm90/index_case.h"
+#include "sm90/index_fixture.h"
 
 namespace tilesieve::testing {
 namespace {
 
-constexpr double kNan = std::numeric_limits<double>::quiet_NaN(), kInfinity = std::numeric_limits<double>::infinity();
 constexpr DType kDTypes[] = {DType::bf16, DType::f8_e4m3};
-
-class Index : public ::testing::Test {
- protected:
-  void SetUp() override {
-    const std::string why = sm90::why_no_choose_blocks();
-    if (!why.empty()) GTEST_SKIP() << "skipped: " << why;
-  }
-};
 
 std::string line_of(int64_t heads, int64_t block, int64_t top_k, const std::string& rest) {
   return "heads=" + std::to_string(heads) + " block=" + std::to_string(block) + " topk=" + std::to_string(top_k) + " " +
@@ -34,10 +20,6 @@ class IndexKernels : public Index, public ::testing::WithParamInterface<Kernel> 
     return make_index_case(line_of(heads, block, top_k, rest), dtype, values, seed);
   }
 };
-
-// Prefix, empty sequences, one token, no keys, ends inside a block, more queries than keys, and not causal.
-constexpr const char* kBatches[] = {"q=37,0,1,5,130,9 kv=3000,40,4500,0,2257,5", "q=150 kv=6001",
-                                    "q=70,3 kv=4096,5000 causal=0"};
 
 TEST_P(IndexKernels, ChoosesAsTheCpuDoes) {
   uint32_t seed = 1;
@@ -154,36 +136,17 @@ TEST_F(Index, SlicesDoNotShow) {
     for (int64_t top_k : {16, 32}) {
       IndexCase c = make_index_case(line_of(4, 64, top_k, "q=200,1,65 kv=9000,8000,12345"), dtype, Values::integers, 5);
       c.wants_scores = true;
-      IndexDevice device(c);
-      device.launch();
-      const IndexResult want = device.result();
-      expect_exact(c, exact_scores(c), want);
-      for (int slices : {1, 2, 3, 7, 50, 131, 400}) {
-        device.replace(c);
-        device.launch_slices(slices);
-        EXPECT_TRUE(device.result() == want) << slices << " slices";
-      }
+      expect_slices_do_not_show(c);
     }
   }
 }
 
 TEST_F(Index, RepeatsGiveTheSameBitsBesideOtherWork) {
-  cudaStream_t other;
-  ASSERT_EQ(cudaStreamCreateWithFlags(&other, cudaStreamNonBlocking), cudaSuccess);
-  const DeviceMemory noise(int64_t{1} << 29);
   for (DType dtype : kDTypes) {
     IndexCase c = make_index_case(line_of(4, 128, 16, "q=700 kv=9000"), dtype, Values::normal, 6);
     c.wants_scores = true;
-    IndexDevice device(c);
-    device.launch();
-    const IndexResult want = device.result();
-    for (int i = 0; i < 10; ++i) {
-      for (int j = 0; j < 4; ++j) cudaMemsetAsync(noise.data(), i, static_cast<size_t>(noise.bytes()), other);
-      device.launch();
-      EXPECT_TRUE(device.result() == want) << "repeat " << i;
-    }
+    expect_same_bits(c, 10);
   }
-  cudaStreamDestroy(other);
 }
 
 // Nothing is written for tokens that the tensors do not have.
@@ -207,25 +170,7 @@ TEST_F(Index, ReplayedGraphSeesNewLengthsAndData) {
     IndexCase second = make_index_case(line_of(4, 128, 8, "q=33,90 kv=2000,6912"), dtype, Values::integers, 9);
     first.paged = second.paged = true;
     second.padding_tokens = 160 - second.problem.total_q();
-    const IndexResult want = run(second);
-    expect_exact(second, exact_scores(second), want);
-    IndexDevice device(first);
-    cudaStream_t stream;
-    ASSERT_EQ(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), cudaSuccess);
-    device.launch(stream);  // sets what is set once
-    ASSERT_EQ(cudaStreamSynchronize(stream), cudaSuccess);
-    cudaGraph_t graph;
-    cudaGraphExec_t replay;
-    ASSERT_EQ(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal), cudaSuccess);
-    device.launch(stream);
-    ASSERT_EQ(cudaStreamEndCapture(stream, &graph), cudaSuccess);
-    ASSERT_EQ(cudaGraphInstantiate(&replay, graph, 0), cudaSuccess);
-    device.replace(second);
-    ASSERT_EQ(cudaGraphLaunch(replay, stream), cudaSuccess);
-    EXPECT_TRUE(device.result() == want);
-    cudaGraphExecDestroy(replay);
-    cudaGraphDestroy(graph);
-    cudaStreamDestroy(stream);
+    expect_replays(first, second);
   }
 }
 

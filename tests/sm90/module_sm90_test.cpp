@@ -42,10 +42,13 @@ struct ModuleCase {
   }
 };
 
-PrefillOutput run_module(DeviceCase& device, const ModuleCase& c, bool keeps_ids) {
+PrefillOutput run_module(DeviceCase& device, const ModuleCase& c, Router router, bool keeps_ids) {
   const TensorView ids = device.inputs.block_index;
-  device.inputs.index_q = c.index_q;
-  device.inputs.index_k = c.index_k;
+  device.options.router = router;
+  if (router == Router::index) {
+    device.inputs.index_q = c.index_q;
+    device.inputs.index_k = c.index_k;
+  }
   if (!keeps_ids) device.inputs.block_index = {};
   const DeviceMemory workspace(sm90::sparse_prefill_workspace(device.inputs, device.outputs, device.options));
   workspace.fill(0xff);
@@ -54,13 +57,18 @@ PrefillOutput run_module(DeviceCase& device, const ModuleCase& c, bool keeps_ids
   const PrefillOutput output = device.output();
   device.inputs.block_index = ids;
   device.inputs.index_q = device.inputs.index_k = {};
+  device.options.router = Router::index;
   return output;
 }
 
 constexpr const char* kModuleBatch = "hq=32 hkv=2 d=128 block=128 q=300,0,1,70 kv=5000,40,129,2000 topk=6";
 
-TEST_P(Module, IsTheIndexBranchAndThenAttention) {
-  for (LoopOrder order : {LoopOrder::kv_outer, LoopOrder::q_outer, LoopOrder::automatic}) {
+TEST_P(Module, IsTheRouterAndThenAttention) {
+  using Case = std::pair<LoopOrder, Router>;
+  for (const auto& [order, router] :
+       {Case(LoopOrder::kv_outer, Router::index), Case(LoopOrder::q_outer, Router::index),
+        Case(LoopOrder::automatic, Router::index), Case(LoopOrder::automatic, Router::qk_max),
+        Case(LoopOrder::q_outer, Router::mean_pool)}) {
     ModuleCase c(kModuleBatch, GetParam(), 1);
     c.attention.loop_order = order;
     for (auto& row : c.attention.rows) row.resize(6, -1);
@@ -68,24 +76,27 @@ TEST_P(Module, IsTheIndexBranchAndThenAttention) {
     device.options.top_k = 6;
     device.options.dense_up_to = 0;
     // The steps one by one.
-    const sm90::IndexInputs inputs = {c.index_q,
-                                      c.index_k,
-                                      device.inputs.cu_seqlens_q,
-                                      device.inputs.cu_seqlens_kv,
-                                      device.inputs.kv_lens,
-                                      device.inputs.block_table};
+    const sm90::IndexInputs inputs = {.q = device.inputs.q,
+                                      .k = device.inputs.k,
+                                      .index_q = c.index_q,
+                                      .index_k = c.index_k,
+                                      .cu_seqlens_q = device.inputs.cu_seqlens_q,
+                                      .cu_seqlens_kv = device.inputs.cu_seqlens_kv,
+                                      .kv_lens = device.inputs.kv_lens,
+                                      .block_table = device.inputs.block_table};
     const sm90::IndexOutputs chosen = {device.inputs.block_index, {}};
-    const DeviceMemory workspace(sm90::choose_blocks_workspace(inputs, chosen));
-    sm90::choose_blocks(inputs, chosen, {}, workspace.data(), workspace.bytes(), nullptr);
+    const sm90::IndexOptions options = {.router = router};
+    const DeviceMemory workspace(sm90::choose_blocks_workspace(inputs, chosen, options));
+    sm90::choose_blocks(inputs, chosen, options, workspace.data(), workspace.bytes(), nullptr);
     device.launch();
     const PrefillOutput want = device.output();
     const int64_t bytes = chosen.block_index.num_elements() * 4;
     std::vector<int32_t> ids(static_cast<size_t>(bytes / 4)), again(ids.size());
     cudaMemcpy(ids.data(), chosen.block_index.data, static_cast<size_t>(bytes), cudaMemcpyDeviceToHost);
 
-    EXPECT_TRUE(run_module(device, c, false) == want) << "ids in the workspace";
+    EXPECT_TRUE(run_module(device, c, router, false) == want) << "ids in the workspace";
     cudaMemset(chosen.block_index.data, 0xff, static_cast<size_t>(bytes));
-    EXPECT_TRUE(run_module(device, c, true) == want) << "ids of the caller";
+    EXPECT_TRUE(run_module(device, c, router, true) == want) << "ids of the caller";
     cudaMemcpy(again.data(), chosen.block_index.data, static_cast<size_t>(bytes), cudaMemcpyDeviceToHost);
     EXPECT_EQ(again, ids);
     device.launch();  // as the next layer does
