@@ -84,6 +84,7 @@ Cases::Cases(int num_threads) : num_threads_(num_threads) {
     }
   }
   add_video();
+  add_video_attention();
 }
 
 Case& Cases::add(const Setting& setting, const std::string& what, double work) {

@@ -45,6 +45,7 @@ class Cases {
   void add_index(const Setting& setting);
   void add_top_k(const Setting& setting);
   void add_video();
+  void add_video_attention();
   Case& add(const Setting& setting, const std::string& what, double work);
 
   const Inputs& inputs(const Problem& problem);

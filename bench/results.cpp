@@ -49,6 +49,12 @@ struct Name {
     other.dtype = other_dtype;
     return other;
   }
+  // Of a problem of the video family, whose names end with the share of the blocks.
+  Name dense_video() const {
+    Name other = of("dense-kernel");
+    other.rest = rest.substr(0, rest.find('/')) + "/1.00";
+    return other;
+  }
   std::string text() const { return fmt::format("{}/{}/{}/{}", family, what, dtype, rest); }
 };
 
@@ -130,6 +136,11 @@ class Rows {
     }
     if (const Measurement* copy = find(name.of("copy")); name.what != "copy" && copy != nullptr) {
       compare("copy", copy->seconds);
+    }
+    if (const Measurement* dense = find(name.dense_video());
+        name.family == "video" && dense != nullptr && dense != &m) {
+      if (m.work > 0) compare("dense-share", dense->seconds, m.work / dense->work);
+      compare("dense-kernel", dense->seconds);
     }
     if (rows.size() == rows_before) rows.push_back(row_of(m));
   }

@@ -49,10 +49,4 @@ void add_json_flag(CLI::App& app, bool& json) {
   app.add_flag("--json", json, "print one JSON object instead of tables");
 }
 
-double median(std::vector<double> values) {
-  std::sort(values.begin(), values.end());
-  const size_t middle = values.size() / 2;
-  return values.size() % 2 == 1 ? values[middle] : (values[middle - 1] + values[middle]) / 2;
-}
-
 }  // namespace tilesieve::cli

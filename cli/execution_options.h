@@ -30,6 +30,4 @@ double seconds_of(const Call& call) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
-double median(std::vector<double> values);  // not empty
-
 }  // namespace tilesieve::cli

@@ -27,14 +27,10 @@ struct SweepRow {
 };
 
 Json json_of(const SweepRow& one) {
-  return {{"layout", one.row.layout},
-          {"router", one.row.router},
-          {"budget", one.row.budget},
-          {"num_forced", one.row.slots.num_forced},
-          {"num_routed", one.row.slots.num_routed},
-          {"num_slots", one.row.slots.num_slots},
-          {"mean", json_of(one.all)},
-          {"middle_half", json_of(one.middle)}};
+  Json object = json_of(one.row);
+  object["mean"] = json_of(one.all);
+  object["middle_half"] = json_of(one.middle);
+  return object;
 }
 
 std::string csv_of(const std::vector<SweepRow>& rows) {
@@ -70,10 +66,8 @@ void run(const SweepCommand& command) {
   for (const StudyRow& row : rows) sweep.push_back({row, row.mean(captures, false), row.mean(captures, true)});
   if (command.csv) return print_text(csv_of(sweep));
   if (command.json) {
-    Json object = {{"segments", captures.sequence.to_line()},
-                   {"num_sampled", command.study.samples},
-                   {"num_calls", captures.calls.size()},
-                   {"rows", Json::array()}};
+    Json object = {
+        {"segments", captures.sequence.to_line()}, {"num_calls", captures.calls.size()}, {"rows", Json::array()}};
     for (const SweepRow& row : sweep) object["rows"].push_back(json_of(row));
     return print_json(object);
   }
@@ -91,7 +85,10 @@ void add_sweep(CLI::App& app) {
       ->required();
   add_capture_options(*sub, command->captures);
   add_study_options(*sub, command->study);
-  add_reals(*sub, "--budget", command->study.budgets, 0, 1, "shares of the key blocks")
+  add_real(*sub, "--scale", command->captures.scale, kAboveZero, kMaxReal,
+           "of the logits; default: the file's metadata \"softmax_scale\", or 1 / sqrt(head_dim)")
+      ->default_str("");
+  add_reals(*sub, "--budget", command->study.budgets, kAboveZero, 1, "shares of the key blocks")
       ->default_str("0.05,0.1,0.15,0.2,0.3");
   add_texts(*sub, "--router", command->study.routers, "NAME", "mean_pool, oracle, random")->default_str("mean_pool");
   add_whole(*sub, "--seed", command->study.seed, 0, kMaxCount, "of random");

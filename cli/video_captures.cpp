@@ -146,6 +146,9 @@ Captures load_captures(const std::string& path, const CaptureOptions& options) {
   if (prefixes.empty()) {
     throw Error(fmt::format("{}: holds no captured call: tensors named q and k, block.N.step.M.q or layer.N.q", path));
   }
+  if (captures.sequence.num_tokens(SegmentKind::video) == 0) {
+    throw Error(fmt::format("segments: {} has no video", captures.sequence.to_line()));
+  }
   for (const auto& [place, prefix] : prefixes) {
     const TensorView &q = captures.file.at(prefix + "q"), &k = captures.file.at(prefix + "k");
     const int64_t tokens = captures.sequence.num_tokens();
@@ -154,6 +157,20 @@ Captures load_captures(const std::string& path, const CaptureOptions& options) {
         throw Error(fmt::format("{}: {}{}: got {}, expected [{}, heads, head_dim], as many tokens as the segments have",
                                 path, printable(prefix), name, view->describe(), tokens));
       }
+      if (view->sizes[2] > 1 && view->strides[2] != 1) {
+        throw Error(fmt::format("{}: {}{}: the stride of the last dimension is {}, expected 1", path, printable(prefix),
+                                name, view->strides[2]));
+      }
+    }
+    if (q.sizes[2] != k.sizes[2]) {
+      throw Error(fmt::format("{}: {}q and k: got {} and {}, expected one head_dim", path, printable(prefix),
+                              q.describe(), k.describe()));
+    }
+    if (!captures.calls.empty() &&
+        (q.sizes[1] != captures.calls[0].q.sizes[1] || k.sizes[1] != captures.calls[0].k.sizes[1])) {
+      throw Error(fmt::format("{}: {}q and k: got {} and {} heads, {} has {} and {}", path, printable(prefix),
+                              q.sizes[1], k.sizes[1], captures.calls[0].name(), captures.calls[0].q.sizes[1],
+                              captures.calls[0].k.sizes[1]));
     }
     captures.calls.push_back({place.layer, place.step, q, k, problem_of(captures.sequence, q, k, scale, options)});
   }

@@ -23,19 +23,13 @@ Json per_head(const VideoMass& mass) {
   return {{"mass", mass.mass}, {"floor", mass.floor}, {"ceiling", mass.ceiling}, {"recall", mass.recall}};
 }
 
-Json json_of(const Captures& captures, const StudyOptions& options, const std::vector<StudyRow>& rows,
-             bool with_heads) {
-  Json object = {{"segments", captures.sequence.to_line()}, {"num_sampled", options.samples}, {"rows", Json::array()}};
+Json json_of(const Captures& captures, const std::vector<StudyRow>& rows, bool with_heads) {
+  Json object = {{"segments", captures.sequence.to_line()}, {"rows", Json::array()}};
   for (const StudyRow& row : rows) {
-    Json item = {{"layout", row.layout},
-                 {"router", row.router},
-                 {"budget", row.budget},
-                 {"num_forced", row.slots.num_forced},
-                 {"num_routed", row.slots.num_routed},
-                 {"num_slots", row.slots.num_slots},
-                 {"mean", json_of(row.mean(captures, false))},
-                 {"middle_half", json_of(row.mean(captures, true))},
-                 {"calls", Json::array()}};
+    Json item = json_of(row);
+    item["mean"] = json_of(row.mean(captures, false));
+    item["middle_half"] = json_of(row.mean(captures, true));
+    item["calls"] = Json::array();
     for (size_t i = 0; i < row.calls.size(); ++i) {
       Json call = {{"layer", captures.calls[i].layer}, {"step", captures.calls[i].step}};
       call.update(json_of(row.call(i)));
@@ -69,7 +63,7 @@ void run_video_mass(const VideoMassCommand& command) {
   const Execution execution = command.execution.execution();
   const Captures captures = load_captures(command.file, command.captures);
   const std::vector<StudyRow> rows = study(captures, command.study, execution, !command.json);
-  if (command.json) return print_json(json_of(captures, command.study, rows, command.per_head));
+  if (command.json) return print_json(json_of(captures, rows, command.per_head));
   Table table({"<call", "<layout", "<router", "budget %", "kept %", "mass", "floor", "ceiling", "recall"});
   for (const StudyRow& row : rows) {
     for (size_t i = 0; i < row.calls.size(); ++i) table.add(cells_of(row, captures.calls[i].name(), row.call(i)));

@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 
 #include "progress.h"
 #include "tilesieve/error.h"
@@ -26,6 +27,15 @@ Router router_of(const std::string& name) {
     throw UsageError(fmt::format("--router: got '{}', expected mean_pool, oracle or random", name));
   }
   return router;
+}
+
+// A capture that holds NaN or infinity has no masses.
+void check_finite(const CapturedCall& call, const VideoMass& mass) {
+  for (size_t head = 0; head < mass.mass.size(); ++head) {
+    if (std::isfinite(mass.mass[head])) continue;
+    throw Error(fmt::format("{}: the mass of KV head {} is {}: its q or k hold numbers that are not finite",
+                            call.name(), head, mass.mass[head]));
+  }
 }
 
 std::vector<VideoRouteOptions> routes_of(const StudyOptions& options) {
@@ -83,7 +93,7 @@ LayoutChoice::LayoutChoice(const std::string& name) {
 }
 
 TokenLayout LayoutChoice::of(const TokenSequence& sequence, int64_t layer, int64_t num_heads) const {
-  if (is_table_) return table_.layout(sequence, layer, 0, num_heads);
+  if (is_table_) return table_.layout(sequence, layer);  // whose heads must be as many
   return TokenLayout(sequence, std::vector<Box>(static_cast<size_t>(num_heads), box_));
 }
 
@@ -125,16 +135,30 @@ std::vector<StudyRow> study(const Captures& captures, const StudyOptions& option
                       {}});
     }
   }
-  Progress progress(std::ssize(captures.calls), show_progress);
-  for (const CapturedCall& call : captures.calls) {
-    progress.begin(call.name());
-    std::vector<TokenLayout> orders;
-    for (const LayoutChoice& layout : layouts) {
-      orders.push_back(layout.of(captures.sequence, call.layer, call.problem.num_kv_heads));
+  // All layouts of all calls before the work: a table may lack a layer, or be of other heads.
+  const auto layout_of = [&](const CapturedCall& call, size_t layout) {
+    TokenLayout order = layouts[layout].of(captures.sequence, call.layer, call.problem.num_kv_heads);
+    if (order.num_heads() != call.problem.num_kv_heads) {
+      throw Error(fmt::format("{}: is of {} heads, the capture has {} KV heads", options.layouts[layout],
+                              order.num_heads(), call.problem.num_kv_heads));
     }
-    const auto masses = measure_layouts(call.problem, call.q, call.k, orders, routes, options.samples, execution);
-    for (size_t row = 0; row < rows.size(); ++row) {
-      rows[row].calls.push_back(masses[row / routes.size()][row % routes.size()]);
+    return order;
+  };
+  for (const CapturedCall& call : captures.calls) {
+    for (size_t layout = 0; layout < layouts.size(); ++layout) layout_of(call, layout);
+  }
+
+  Progress progress(std::ssize(captures.calls) * std::ssize(layouts), show_progress);
+  for (const CapturedCall& call : captures.calls) {
+    for (size_t layout = 0; layout < layouts.size(); ++layout) {
+      progress.begin(fmt::format("{}, {}", call.name(), options.layouts[layout]));
+      const TokenLayout order = layout_of(call, layout);
+      const auto masses =
+          measure_layouts(call.problem, call.q, call.k, {&order, 1}, routes, options.samples, execution);
+      for (size_t route = 0; route < routes.size(); ++route) {
+        check_finite(call, masses[0][route]);
+        rows[layout * routes.size() + route].calls.push_back(masses[0][route]);
+      }
     }
   }
   return rows;
@@ -149,8 +173,8 @@ std::string heading(const Captures& captures, const StudyOptions& options) {
       captures.sequence.to_line(), with_commas(captures.sequence.num_tokens()), budget.num_blocks,
       call.problem.kv_block_size,
       options.samples == 0 ? std::string("all blocks of the video's queries")
-                           : fmt::format("{} blocks of {} of the video's queries, of each head", options.samples,
-                                         call.problem.q_block_size));
+                           : fmt::format("at most {} blocks of {} of the video's queries, of each head",
+                                         options.samples, call.problem.q_block_size));
 }
 
 std::string words_of_mass() {
@@ -160,6 +184,16 @@ std::string words_of_mass() {
          "  ceiling  the most mass that any choice of as many blocks could keep\n"
          "  recall   share of the ceiling's blocks that the router found\n"
          "Of a captured call the mean over measured blocks of queries, then the median over its heads.\n";
+}
+
+Json json_of(const StudyRow& row) {
+  return {{"layout", row.layout},
+          {"router", row.router},
+          {"budget", row.budget},
+          {"num_forced", row.slots.num_forced},
+          {"num_routed", row.slots.num_routed},
+          {"num_slots", row.slots.num_slots},
+          {"num_measured", row.calls.front().num_measured}};
 }
 
 Json json_of(const StudyRow::Means& means) {

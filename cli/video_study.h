@@ -48,6 +48,7 @@ std::vector<StudyRow> study(const Captures& captures, const StudyOptions& option
 std::string heading(const Captures& captures, const StudyOptions& options);
 std::string words_of_mass();
 
+Json json_of(const StudyRow& row);  // what it is of
 Json json_of(const StudyRow::Means& means);
 
 // The boxes and tables that --layout names, one TokenLayout for a call.

@@ -7,6 +7,7 @@
 #include "base/fail.h"
 #include "base/parallel.h"
 #include "base/rounding.h"
+#include "tensor/checks.h"
 #include "tensor/query_rows.h"
 #include "tilesieve/tilesieve.h"
 
@@ -105,8 +106,14 @@ class Heads {
   Tensor own_q_, own_k_, own_v_, own_o_, own_lse_;
 };
 
+// The options for heads that begin at `begin` of the call.
+VideoRouteOptions from_head(const VideoRouteOptions& options, int64_t begin) {
+  VideoRouteOptions of_heads = options;
+  of_heads.head_begin += begin;
+  return of_heads;
+}
+
 void check_layout(const Problem& problem, const TokenLayout& layout) {
-  problem.validate();
   if (problem.segments.empty()) fail("problem.segments: got none, expected those of a video sequence");
   const int64_t len = TokenSequence{problem.segments}.num_tokens();
   if (layout.num_heads() != problem.num_kv_heads || layout.num_tokens() != len) {
@@ -136,8 +143,10 @@ void for_each_heads(const Problem& problem, int64_t at_a_time, const Body& body)
 std::string video_attention(const Problem& problem, const AttentionInputs& inputs, const TokenLayout& layout,
                             const VideoRouteOptions& route, const AttentionOutputs& outputs,
                             const Execution& execution) {
-  check_layout(problem, layout);
   check_inputs(problem, inputs, outputs);
+  check_layout(problem, layout);
+  check_no_place_twice("o", outputs.o);
+  check_no_place_twice("lse", outputs.lse);
   for (const TensorView* scale : {&inputs.q_scale, &inputs.k_scale, &inputs.v_scale}) {
     if (scale->data != nullptr) fail("q_scale, k_scale, v_scale: a video call takes none");
   }
@@ -153,7 +162,7 @@ std::string video_attention(const Problem& problem, const AttentionInputs& input
     Heads heads(problem, layout, begin, count, inner);
     const AttentionInputs in = {heads.queries(inputs.q), heads.keys(inputs.k), heads.values(inputs.v)};
     const AttentionOutputs out = {heads.outputs(outputs.o), heads.lse(outputs.lse)};
-    const Tensor block_index = route_video(heads.problem(), in.q, in.k, route, inner);
+    const Tensor block_index = route_video(heads.problem(), in.q, in.k, from_head(route, begin), inner);
     AttentionOptions options;
     options.execution = inner;
     explanation = sparse_attention(heads.problem(), in, BlockIndex::from(block_index.view()), out, options);
@@ -167,8 +176,9 @@ std::vector<std::vector<VideoMass>> measure_layouts(const Problem& problem, cons
                                                     std::span<const TokenLayout> layouts,
                                                     std::span<const VideoRouteOptions> routes, int64_t num_sampled,
                                                     const Execution& execution) {
-  for (const TokenLayout& layout : layouts) check_layout(problem, layout);
+  problem.validate();
   check_queries_and_keys(problem, q, k, {});
+  for (const TokenLayout& layout : layouts) check_layout(problem, layout);
   Execution inner = execution;
   inner.progress = nullptr;
   std::atomic<int64_t>* done =
@@ -185,7 +195,7 @@ std::vector<std::vector<VideoMass>> measure_layouts(const Problem& problem, cons
       std::vector<Tensor> block_indices;
       std::vector<BlockIndex> views;
       for (const VideoRouteOptions& route : routes) {
-        block_indices.push_back(route_video(heads.problem(), slots_q, slots_k, route, inner));
+        block_indices.push_back(route_video(heads.problem(), slots_q, slots_k, from_head(route, begin), inner));
         views.push_back(BlockIndex::from(block_indices.back().view()));
       }
       const std::vector<VideoMass> some =

@@ -188,6 +188,13 @@ TEST_F(CliVideo, HostileCapturesAreNamed) {
          {"of one layer and step"});
   refuse({{"block.99999999999.step.1.q", q.view()}, {"block.99999999999.step.1.k", q.view()}}, {"no captured call"});
   refuse({{"x", q.view()}}, {"no captured call"});
+  refuse({{"layer.1.q", q.view()}, {"layer.1.k", q.view()}, {"layer.2.q", many.view()}, {"layer.2.k", many.view()}},
+         {"layer.2.", "3 and 3 heads"});
+  const Tensor nan = filled({556, 2, 16}, 3);
+  nan.as<float>()[100] = NAN;
+  refuse({{"layer.4.q", q.view()}, {"layer.4.k", nan.view()}}, {"layer 4 step 0", "not finite"});
+  write_safetensors(folder_.file("hostile"), {{"q", q.view()}, {"k", q.view()}}, {{"segments", "text:556"}});
+  expect_refused("sweep " + folder_.file("hostile"), 1, {"no video"});
 }
 
 }  // namespace

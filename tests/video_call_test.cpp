@@ -116,6 +116,30 @@ TEST(VideoCall, AtFullBudgetItIsDense) {
   }
 }
 
+TEST(VideoCall, HeadsInAnotherOrderGiveTheirOutputsInThatOrder) {
+  Case c = make_case(parse(kLines[0]), 11), turned = make_case(parse(kLines[0]), 11);
+  for (int64_t t = 0; t < c.problem.total_q(); ++t) {
+    for (int64_t h = 0; h < 3; ++h) {
+      for (int64_t d = 0; d < 16; ++d) {
+        turned.q.at(t, h, d) = c.q.at(t, 2 - h, d);
+        turned.k.at(t, h, d) = c.k.at(t, 2 - h, d);
+        turned.v.at(t, h, d) = c.v.at(t, 2 - h, d);
+      }
+    }
+  }
+  const std::vector<Box> boxes = {{2, 4, 4}, {}, {1, 2, 8}}, turned_boxes = {{1, 2, 8}, {}, {2, 4, 4}};
+  const Output a = make_output(c.problem), b = make_output(c.problem);
+  video_attention(c.problem, c.inputs(), TokenLayout({c.problem.segments}, boxes), {.budget = 0.2}, a.views());
+  video_attention(c.problem, turned.inputs(), TokenLayout({c.problem.segments}, turned_boxes), {.budget = 0.2},
+                  b.views());
+  for (int64_t t = 0; t < c.problem.total_q(); ++t) {
+    for (int64_t h = 0; h < 3; ++h) {
+      EXPECT_EQ(a.lse.at(t, h).bits(), b.lse.at(t, 2 - h).bits());
+      for (int64_t d = 0; d < 16; ++d) EXPECT_EQ(a.o.at(t, h, d).bits(), b.o.at(t, 2 - h, d).bits());
+    }
+  }
+}
+
 TEST(VideoCall, RefusesByName) {
   const Case c = make_case(parse(kLines[0]), 7);
   const Output out = make_output(c.problem);
@@ -180,16 +204,19 @@ TEST(MeasureLayouts, PlantedBoxesKeepMoreMassInBoxesThanInRaster) {
 }
 
 TEST(MeasureLayouts, ThreadsAndHeadsAtATimeDoNotChangeABit) {
-  const Case c = make_case(parse(kLines[1]), 10);
+  Problem problem = parse(kLines[1]);
+  problem.num_q_heads = problem.num_kv_heads = 6;
+  const Case c = make_case(problem, 10);
   const TokenLayout layouts[] = {raster_layout(c.problem), mixed_layout(c.problem)};
-  const VideoRouteOptions routes[] = {{.budget = 0.1}, {.budget = 0.3, .forced_inside_budget = true}};
-  const auto one = measure_layouts(c.problem, c.q.view(), c.k.view(), layouts, routes, 2, {1});
-  const auto four = measure_layouts(c.problem, c.q.view(), c.k.view(), layouts, routes, 2, {4});
+  const VideoRouteOptions routes[] = {
+      {.budget = 0.1}, {.budget = 0.3, .forced_inside_budget = true}, {.router = Router::random, .budget = 0.2}};
+  const auto one = measure_layouts(c.problem, c.q.view(), c.k.view(), layouts, routes, 2, {1});   // 2 heads at a time
+  const auto four = measure_layouts(c.problem, c.q.view(), c.k.view(), layouts, routes, 2, {4});  // all 6
   for (size_t l = 0; l < 2; ++l) {
-    for (size_t r = 0; r < 2; ++r) {
+    for (size_t r = 0; r < 3; ++r) {
       EXPECT_EQ(one[l][r].mass, four[l][r].mass);
       EXPECT_EQ(one[l][r].floor, four[l][r].floor);
-      EXPECT_EQ(one[l][r].kept_share, four[l][r].kept_share);
+      EXPECT_NEAR(one[l][r].kept_share, four[l][r].kept_share, 1e-12);
       EXPECT_EQ(std::ssize(one[l][r].mass), c.problem.num_kv_heads);
       EXPECT_EQ(one[l][r].num_measured, 4);
     }

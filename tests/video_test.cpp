@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <limits>
 #include <numeric>
@@ -147,6 +148,14 @@ TEST(VideoProblem, BlocksBeginAnewWithEverySegment) {
   EXPECT_EQ(all.num_q_rows(), 300);
   EXPECT_EQ(all.num_kv_blocks(0), 599);
   EXPECT_EQ(Problem::parse(mixed.to_line()), mixed);
+  for (const auto& [frames, keys, queries] :
+       {std::array<int64_t, 3>{72, 1134, 567}, {102, 1607, 804}, {107, 1686, 843}}) {
+    const std::string tokens = std::to_string(frames * 1008);
+    const Problem video =
+        Problem::parse("causal=0 qblock=128 block=64 q=" + tokens + fmt::format(" segments=video:{}x24x42", frames));
+    EXPECT_EQ(video.num_kv_blocks(0), keys);
+    EXPECT_EQ(video.num_q_rows(), queries);
+  }
   const SequenceTable table(mixed);
   EXPECT_EQ(table.kv_block_begin[10], 594);
   EXPECT_EQ(table.kv_block_begin[9], 576);
@@ -312,15 +321,71 @@ TEST(VideoRoute, NanScoresComeLastAndChangeNothingElse) {
   }
 }
 
-TEST(VideoRoute, ThreadsInstructionSetsAndBatchesDoNotChangeTheChoice) {
+TEST(VideoRoute, ThreadsAndInstructionSetsDoNotChangeTheChoice) {
   for (const std::string line : kLines) {
     const RouteCase c = whole_numbers_case(line, 8);
     for (Router router : kRouters) {
+      if (router == Router::oracle) continue;  // whose exponentials round by instruction set
       const auto want = rows_of(BlockIndex::from(route_of(c, {.router = router}, {1, Isa::portable}).view()));
-      for (int threads : {2, 3}) {
-        EXPECT_EQ(rows_of(BlockIndex::from(route_of(c, {.router = router}, {threads, Isa::portable}).view())), want);
+      for (const Execution& execution : executions()) {
+        EXPECT_EQ(rows_of(BlockIndex::from(route_of(c, {.router = router}, execution).view())), want);
       }
     }
+  }
+}
+
+TEST(VideoRoute, ASequenceIsRoutedAsIfItWereAlone) {
+  const RouteCase two = normal_case(kLines[1], 16);
+  Problem one = two.problem;
+  one.q_lens = one.kv_lens = {150};
+  for (Router router : kRouters) {
+    const auto rows = rows_of(BlockIndex::from(route_of(two, {.router = router}).view()));
+    for (int64_t s = 0; s < 2; ++s) {
+      TensorView q = two.q.view(), k = two.k.view();
+      for (TensorView* view : {&q, &k}) {
+        view->data = view->as<uint8_t>() + s * 150 * view->strides[0] * size_in_bytes(view->dtype);
+        view->sizes[0] = 150;
+      }
+      const auto alone = rows_of(BlockIndex::from(route_video(one, q, k, {.router = router}).view()));
+      const size_t nq = static_cast<size_t>(one.num_q_rows());
+      for (size_t h = 0; h < 2; ++h) {
+        for (size_t i = 0; i < nq; ++i) {
+          EXPECT_EQ(alone[h * nq + i], rows[(h * 2 + static_cast<size_t>(s)) * nq + i]);
+        }
+      }
+    }
+  }
+}
+
+TEST(VideoRoute, RandomDependsOnTheHeadOfTheModel) {
+  const RouteCase c = normal_case("hq=2 hkv=2 d=8 q=512 qblock=32 block=16 causal=0 segments=video:512", 17);
+  const auto rows = rows_of(BlockIndex::from(route_of(c, {.router = Router::random, .num_routed = 8}).view()));
+  const auto next =
+      rows_of(BlockIndex::from(route_of(c, {.router = Router::random, .num_routed = 8, .head_begin = 1}).view()));
+  EXPECT_NE(rows[0], rows[16]);  // the first block of queries of either head
+  EXPECT_EQ(rows[16], next[0]);
+}
+
+TEST(VideoRoute, AsManyAsThereAreIsAll) {
+  const RouteCase c = normal_case(kLines[2], 18);
+  for (int64_t count : {int64_t{4}, std::numeric_limits<int64_t>::max()}) {
+    for (const auto& row : rows_of(BlockIndex::from(route_of(c, {.num_routed = count}).view()))) {
+      EXPECT_THAT(row, ::testing::ElementsAre(0, 1, 2, 3));
+    }
+  }
+}
+
+TEST(VideoRoute, SingleQueriesTextAloneAndNothing) {
+  for (const char* line : {"hq=1 hkv=1 d=8 q=40 qblock=1 block=8 causal=0 segments=text:7,video:33",
+                           "hq=1 hkv=1 d=8 q=40 qblock=16 block=8 causal=0 segments=text:40",
+                           "hq=1 hkv=1 d=8 q=1 qblock=16 block=8 causal=0 segments=video:1",
+                           "hq=1 hkv=1 d=8 q=0 qblock=16 block=8 causal=0 segments=text:0,video:0"}) {
+    const RouteCase c = normal_case(line, 19);
+    const Tensor routed = route_of(c, {.budget = 0.3});
+    const BlockIndex route = BlockIndex::from(routed.view());
+    EXPECT_EQ(route.num_q_rows, c.problem.num_q_rows());
+    const VideoMass mass = measure_video_mass(c.problem, c.q.view(), c.k.view(), {&route, 1}, 0)[0];
+    EXPECT_EQ(mass.num_measured, line[18] == '4' && c.problem.q_block_size == 1 ? 33 : line[18] == '1' ? 1 : 0) << line;
   }
 }
 
@@ -339,6 +404,7 @@ TEST(VideoRoute, RefusesByName) {
   refuses({.budget = 1.01}, "budget: got 1.01");
   refuses({.budget = std::numeric_limits<double>::quiet_NaN()}, "budget: got nan");
   refuses({.num_routed = -2}, "num_routed: got -2");
+  refuses({.head_begin = -1}, "head_begin: got -1");
   const RouteCase plain = normal_case("hq=1 hkv=1 d=8 q=20 block=8 topk=1", 1);
   EXPECT_THROW(route_video(plain.problem, plain.q.view(), plain.k.view()), Error);
   TensorView short_k = c.k.view();
@@ -459,6 +525,33 @@ TEST(VideoMass, SamplesAreSpreadAndThreadsDoNotChangeABit) {
   EXPECT_EQ(few.num_measured, 3);
   EXPECT_EQ(few.mass, measure_video_mass(c.problem, c.q.view(), c.k.view(), {&route, 1}, 3, {3})[0].mass);
   EXPECT_NE(few.mass, all.mass);
+}
+
+TEST(VideoMass, DependsNeitherOnTheOrderOfIdsNorOnRepeats) {
+  const RouteCase c = normal_case(kLines[0], 20);
+  const Tensor pool = route_of(c, {.budget = 0.3});
+  const BlockIndex route = BlockIndex::from(pool.view());
+  auto rows = rows_of(route);
+  for (auto& row : rows) {
+    std::reverse(row.begin(), row.end());
+    row.push_back(row.back());
+    row.push_back(9999);
+  }
+  const OwnedIndex shuffled(c.problem, rows, route.capacity + 2);
+  const BlockIndex routes[] = {route, shuffled.view()};
+  const auto mass = measure_video_mass(c.problem, c.q.view(), c.k.view(), routes, 0);
+  for (size_t h = 0; h < 2; ++h) EXPECT_NEAR(mass[0].mass[h], mass[1].mass[h], 1e-12);
+  EXPECT_EQ(mass[0].kept_share, mass[1].kept_share);
+}
+
+TEST(VideoMass, IsNanWhereANumberIs) {
+  RouteCase c = normal_case(kLines[2], 21);
+  c.k.at(3, 0, 1) = std::numeric_limits<float>::quiet_NaN();
+  const Tensor pool = route_of(c, {});
+  const BlockIndex route = BlockIndex::from(pool.view());
+  const VideoMass mass = measure_video_mass(c.problem, c.q.view(), c.k.view(), {&route, 1}, 0)[0];
+  EXPECT_TRUE(std::isnan(mass.mass[0]));
+  EXPECT_TRUE(std::isnan(median(std::vector<double>{1, std::nan(""), 2})));
 }
 
 TEST(VideoMass, RefusesByName) {

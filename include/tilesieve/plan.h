@@ -75,8 +75,8 @@ struct Pass {
 inline constexpr int64_t kMaxQRunTiles = 64;
 inline constexpr int64_t kMaxQRunTokens = 1024;
 
-// q-outer work under one KV head: consecutive query tokens of one sequence, and of one row of the block index where
-// rows have several tokens.
+// q-outer work under one KV head: consecutive query tokens of one sequence; where the block index's rows have several
+// tokens, and the plan is not dense, of one row.
 struct QRun {
   int64_t kv_head;
   int64_t q_begin, q_end;

@@ -29,7 +29,7 @@ struct Problem {
 
   int64_t q_block_size = 1;     // query tokens that share one row of the block index; above 1 with no causal mask only
   int64_t kv_block_size = 128;  // keys of one block: 64 or 128, any multiple of 8 up to 1024 on the CPU
-  int64_t top_k = 16;           // blocks a row of the block index may hold
+  int64_t top_k = 16;           // blocks that route() chooses for a row of the block index
 
   bool causal = true;          // bottom-right aligned
   double softmax_scale = 0.0;  // 0 = 1 / sqrt(head_dim)

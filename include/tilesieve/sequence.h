@@ -29,7 +29,7 @@ struct Segment {
   bool operator==(const Segment&) const = default;
 };
 
-// The tokens that attend to each other, segment after segment. No tile spans two segments.
+// The tokens that attend to each other, segment after segment. No block of queries or keys spans two segments.
 struct TokenSequence {
   std::vector<Segment> segments;
 

@@ -19,8 +19,9 @@ namespace [[gnu::visibility("default")]] tilesieve {
 
 // Sparse attention of a video model: the blocks are chosen and attended to in the layout's order, the outputs lie in
 // the order of the inputs. problem.segments says what is video; the layout is that of the KV heads, for one sequence of
-// the problem (the others are alike). Costs memory for the reordered tensors of some heads at a time, none where a head
-// is in raster order. Returns what was planned. Throws Error as route_video() and sparse_attention() do.
+// the problem (the others are alike). Costs memory for the reordered tensors of some heads at a time, none where all
+// of these are in raster order. Returns how the last of them were planned. route.head_begin is the model's number of
+// the first KV head. Throws Error as route_video() and sparse_attention() do.
 std::string video_attention(const Problem& problem, const AttentionInputs& inputs, const TokenLayout& layout,
                             const VideoRouteOptions& route, const AttentionOutputs& outputs,
                             const Execution& execution = {});

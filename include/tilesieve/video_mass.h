@@ -15,8 +15,8 @@ namespace [[gnu::visibility("default")]] tilesieve {
 
 // Of each KV head, means over measured blocks of the video's queries. The mass of a block of queries is the mean over
 // its queries (and the query heads of a group) of the share of the dense softmax, over all keys of the sequence, that
-// lies on the blocks of keys that it has. With F = mass on its forced blocks (video_route.h), r = its others, M = all
-// blocks that are not forced:
+// lies on the blocks of keys that it has. With F = mass on the forced blocks (video_route.h) among its picks, r = its
+// other picks, M = all blocks that are no forced picks:
 //   floor   = F + (r / M) (1 - F), the expectation of r blocks chosen at random
 //   ceiling = F + the r largest masses of the M
 //   recall  = share of the ceiling's blocks that the route has too
@@ -33,7 +33,7 @@ std::vector<VideoMass> measure_video_mass(const Problem& problem, const TensorVi
                                           std::span<const BlockIndex> routes, int64_t num_sampled = 48,
                                           const Execution& execution = {});
 
-// The middle value, the mean of the two middle ones where their number is even; 0 of none.
+// The middle value, the mean of the two middle ones where their number is even; 0 of none, NaN where one is NaN.
 double median(std::span<const double> values);
 
 }  // namespace tilesieve

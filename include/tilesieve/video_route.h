@@ -23,9 +23,10 @@ struct VideoRouteOptions {
   bool forced_inside_budget = false;
   int64_t num_routed = -1;  // 0 or more: as many beside the forced ones, whatever the budget
   uint64_t seed = 0;        // of Router::random
+  int64_t head_begin = 0;   // the model's number of the first head, which random's choice depends on
 };
 
-// What the options come to for a block of queries of the video that lies inside its segment.
+// What the options come to for the block of the video's queries that has the most forced blocks.
 struct VideoBudget {
   int64_t num_forced = 0, num_routed = 0;  // blocks of keys
   int64_t num_blocks = 0;                  // of keys, in the whole sequence
@@ -35,7 +36,8 @@ struct VideoBudget {
 // Throws Error naming the option that no problem allows.
 VideoBudget video_budget(const Problem& problem, const VideoRouteOptions& options);
 
-// ceil(budget * count), where products that are whole numbers but for their rounding stay those: 0.15f of 20 is 3.
+// ceil(budget * count), where products that are whole numbers but for the rounding of a budget in f32 stay those: 0.15f
+// of 20 is 3. Throws Error unless the budget is 0 to 1.
 int64_t budgeted(double budget, int64_t count);
 
 // i32 [num_kv_heads, num_q_rows, capacity]: ascending ids, then -1. q is [total_q, num_q_heads, head_dim], k [total_kv,

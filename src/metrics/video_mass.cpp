@@ -2,6 +2,7 @@
 #include "tilesieve/video_mass.h"
 
 #include <algorithm>
+#include <cmath>
 #include <memory>
 
 #include "base/fail.h"
@@ -82,6 +83,9 @@ std::vector<VideoMass> measure_video_mass(const Problem& problem, const TensorVi
 
 double median(std::span<const double> values) {
   if (values.empty()) return 0;
+  for (double value : values) {
+    if (std::isnan(value)) return value;
+  }
   std::vector<double> sorted(values.begin(), values.end());
   std::sort(sorted.begin(), sorted.end());
   const size_t middle = sorted.size() / 2;

@@ -7,7 +7,7 @@ namespace tilesieve {
 
 BlockIndex BlockIndex::from(const TensorView& view) {
   if (view.dtype != DType::i32 || view.num_dims != 3 || view.device.kind != DeviceKind::cpu) {
-    fail("block_index: got {}, expected i32[num_kv_heads, total_q, capacity] on the CPU", view.describe());
+    fail("block_index: got {}, expected i32[num_kv_heads, num_q_rows, capacity] on the CPU", view.describe());
   }
   BlockIndex index;
   index.kv_block = view.as<const int32_t>();

@@ -1,18 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
-#include <cmath>
 #include <memory>
 #include <vector>
 
-#include "base/fail.h"
 #include "base/mix.h"
 #include "base/parallel.h"
 #include "base/rank.h"
 #include "base/rounding.h"
 #include "cpu/block_scores.h"
+#include "route/video_budget.h"
 #include "tensor/kv_storage.h"
 #include "tensor/query_rows.h"
-#include "tensor/video_blocks.h"
 #include "tilesieve/video_route.h"
 
 namespace tilesieve {
@@ -21,35 +19,6 @@ namespace {
 
 // Blocks that are pooled in one go: a step of the loop over threads costs less than their bytes.
 constexpr int64_t kBlocksPerItem = 16;
-
-void check_options(const Problem& problem, const VideoRouteOptions& options) {
-  problem.validate();
-  if (problem.segments.empty()) fail("problem.segments: got none, expected those of a video sequence");
-  switch (options.router) {
-    case Router::mean_pool:
-    case Router::oracle:
-    case Router::random:
-      break;
-    default:
-      fail("router: got {}, expected mean_pool, oracle or random", name_of(options.router));
-  }
-  if (options.num_routed < -1) fail("num_routed: got {}, expected 0 or more, or -1 for a budget", options.num_routed);
-  if (options.num_routed < 0 && !(options.budget >= 0.0 && options.budget <= 1.0)) {
-    fail("budget: got {}, expected 0 to 1", options.budget);
-  }
-}
-
-// Blocks that a block of queries gets beside its forced ones.
-int64_t num_routed_beside(const VideoBlocks& blocks, int64_t num_forced, const VideoRouteOptions& options) {
-  if (options.num_routed >= 0) return options.num_routed;
-  if (!options.forced_inside_budget) return budgeted(options.budget, blocks.num_video_keys());
-  return std::max<int64_t>(0, budgeted(options.budget, std::ssize(blocks.keys())) - num_forced);
-}
-
-int64_t num_forced_of(const VideoBlocks& blocks, const VideoBlocks::Block& query) {
-  return std::count_if(blocks.keys().begin(), blocks.keys().end(),
-                       [&](const VideoBlocks::Block& key) { return blocks.is_forced(query, key); });
-}
 
 // The ids of a block of queries of the video, ascending.
 void choose(const VideoBlocks& blocks, const VideoBlocks::Block& query, const float* scores,
@@ -221,10 +190,11 @@ class VideoRouter {
         const RowRun run = block_rows(problem_, table_, q_, k_, sequence, head, query.begin, query.num_tokens());
         return scorer.mass_per_block(run, problem_.scale(), run.num_rows(), scores, nk);
       }
-      default:
+      default:  // random: a hash of (seed, head of the model, block of queries, block), whatever the call holds beside
+                // it
         for (int64_t i = begin; i < end; ++i) {
-          const uint64_t place = static_cast<uint64_t>(head * nq + i);
-          const uint64_t row = mix(mix(mix(options_.seed) + static_cast<uint64_t>(sequence)) + place);
+          const uint64_t row = mix(mix(mix(options_.seed) + static_cast<uint64_t>(options_.head_begin + head)) +
+                                   static_cast<uint64_t>(i));
           for (int64_t b = 0; b < nk; ++b)
             scores[(i - begin) * nk + b] = unit_float(mix(row + static_cast<uint64_t>(b)));
         }
@@ -245,35 +215,11 @@ class VideoRouter {
 
 }  // namespace
 
-int64_t budgeted(double budget, int64_t count) {
-  // The largest share that a budget held in f32 can be off by is 6e-8 of the product.
-  const double product = budget * static_cast<double>(count);
-  return static_cast<int64_t>(std::ceil(product - 1e-7 * std::max(1.0, product)));
-}
-
-VideoBudget video_budget(const Problem& problem, const VideoRouteOptions& options) {
-  check_options(problem, options);
-  const VideoBlocks blocks(problem);
-  VideoBudget result;
-  result.num_blocks = std::ssize(blocks.keys());
-  if (blocks.video_queries().empty()) return result;
-  const VideoBlocks::Block& query = blocks.queries()[static_cast<size_t>(blocks.video_queries().front())];
-  result.num_forced = num_forced_of(blocks, query);
-  result.num_routed =
-      std::min(result.num_blocks - result.num_forced, num_routed_beside(blocks, result.num_forced, options));
-  result.num_slots = (result.num_forced + result.num_routed) * problem.kv_block_size;
-  return result;
-}
-
 Tensor route_video(const Problem& problem, const TensorView& q, const TensorView& k, const VideoRouteOptions& options,
                    const Execution& execution) {
-  check_options(problem, options);
+  check_video_options(problem, options);
   if (options.router != Router::random) check_queries_and_keys(problem, q, k, {});
   return VideoRouter(problem, q, k, options, execution).run();
-}
-
-bool DensePolicy::is_dense(int64_t step, int64_t layer) const {
-  return step < first_steps || layer < first_layers || std::find(layers.begin(), layers.end(), layer) != layers.end();
 }
 
 }  // namespace tilesieve

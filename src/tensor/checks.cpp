@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <array>
+#include <vector>
 
 #include "base/fail.h"
 
@@ -52,6 +53,28 @@ void check_outputs(const Problem& problem, const TensorView& o, const TensorView
   for (int d = 0; d < 2; ++d) {
     if (o.sizes[d] > 1 && o.strides[d] == 0) fail("o: the stride of dimension {} is 0: rows overlap", d);
     if (lse.sizes[d] > 1 && lse.strides[d] == 0) fail("lse: the stride of dimension {} is 0", d);
+  }
+}
+
+void check_no_place_twice(std::string_view argument, const TensorView& view) {
+  std::vector<int> dims;  // that move
+  for (int d = 0; d < view.num_dims; ++d) {
+    if (view.sizes[d] > 1) dims.push_back(d);
+  }
+  const auto stride = [&](int d) { return view.strides[d] < 0 ? -view.strides[d] : view.strides[d]; };
+  for (int d : dims) {
+    if (view.strides[d] == INT64_MIN) fail("{}: the stride of dimension {} is -2^63", argument, d);
+  }
+  std::sort(dims.begin(), dims.end(), [&](int a, int b) { return stride(a) < stride(b); });
+  int64_t reach = 1, more = 0;
+  for (int d : dims) {
+    if (stride(d) < reach) {
+      fail("{}: got {}: by the stride of dimension {}, elements that are written may share memory", argument,
+           view.describe(), d);
+    }
+    if (__builtin_mul_overflow(view.sizes[d] - 1, stride(d), &more) || __builtin_add_overflow(reach, more, &reach)) {
+      fail("{}: the stride of dimension {} is {}, which leaves 64 bits", argument, d, view.strides[d]);
+    }
   }
 }
 

@@ -27,4 +27,8 @@ void check_storage_dtype(std::string_view argument, const TensorView& view);
 // inner stride; a stride of 0, by which rows would overlap, is refused.
 void check_outputs(const Problem& problem, const TensorView& o, const TensorView& lse);
 
+// Throws Error naming `argument` unless each stride of a view that is written goes beyond all that the shorter ones
+// reach, so that no two elements share a place.
+void check_no_place_twice(std::string_view argument, const TensorView& view);
+
 }  // namespace tilesieve

@@ -8,6 +8,7 @@
 #include "base/fail.h"
 #include "base/rounding.h"
 #include "base/whole_number.h"
+#include "tensor/segment_blocks.h"
 
 namespace tilesieve {
 
@@ -18,6 +19,7 @@ constexpr int64_t kMaxSequences = int64_t{1} << 20;
 constexpr int64_t kMaxHeads = 4096;
 constexpr int64_t kMaxGroup = 512;
 constexpr int64_t kMaxQBlock = 1024;
+constexpr int64_t kMaxPieces = int64_t{1} << 26;       // segments of all sequences
 constexpr double kMinScale = 1e-30, kMaxScale = 1e30;  // times log2(e) they are still normal numbers of f32
 
 int64_t parse_integer(std::string_view key, std::string_view text) {
@@ -59,10 +61,15 @@ void check_segments(const Problem& problem) {
   const TokenSequence sequence{problem.segments};
   sequence.validate();
   if (problem.causal) fail("problem.segments: given with a causal mask, expected causal = 0");
+  if (problem.num_sequences() * std::ssize(problem.segments) > kMaxPieces) {
+    fail("problem.segments: {} of each of {} sequences, at most {} together are supported", problem.segments.size(),
+         problem.num_sequences(), kMaxPieces);
+  }
+  const int64_t num_tokens = sequence.num_tokens();
   for (size_t s = 0; s < problem.q_lens.size(); ++s) {
-    if (problem.q_lens[s] != sequence.num_tokens() || problem.kv_lens[s] != sequence.num_tokens()) {
-      fail("problem.segments: {} tokens, but sequence {} has {} queries and {} keys", sequence.num_tokens(), s,
-           problem.q_lens[s], problem.kv_lens[s]);
+    if (problem.q_lens[s] != num_tokens || problem.kv_lens[s] != num_tokens) {
+      fail("problem.segments: {} tokens, but sequence {} has {} queries and {} keys", num_tokens, s, problem.q_lens[s],
+           problem.kv_lens[s]);
     }
   }
 }
@@ -88,17 +95,6 @@ int64_t num_blocks(const std::vector<Segment>& segments, int64_t len, int64_t si
   return blocks;
 }
 
-// Appends where the blocks of `size` tokens begin in a sequence of `len` whose first token is `first`.
-void append_begins(const std::vector<Segment>& segments, int64_t first, int64_t len, int64_t size,
-                   std::vector<int64_t>& begins) {
-  const auto append = [&](int64_t tokens) {
-    for (int64_t i = 0; i < tokens; i += size) begins.push_back(first + i);
-    first += tokens;
-  };
-  if (segments.empty()) return append(len);
-  for (const Segment& segment : segments) append(segment.num_tokens);
-}
-
 int64_t sum(const std::vector<int64_t>& lens) {
   int64_t total = 0;
   for (int64_t len : lens) total += len;
@@ -115,12 +111,14 @@ int64_t Problem::num_kv_blocks(int64_t sequence) const {
 }
 
 int64_t Problem::num_q_rows() const {
+  if (!segments.empty()) return num_sequences() * num_blocks(segments, 0, q_block_size);  // all are alike
   int64_t rows = 0;
   for (int64_t q_len : q_lens) rows += num_blocks(segments, q_len, q_block_size);
   return rows;
 }
 
 int64_t Problem::total_kv_blocks() const {
+  if (!segments.empty()) return num_sequences() * num_blocks(segments, 0, kv_block_size);
   int64_t total = 0;
   for (int64_t s = 0; s < num_sequences(); ++s) total += num_kv_blocks(s);
   return total;
@@ -252,14 +250,15 @@ SequenceTable::SequenceTable(const Problem& problem) : causal(problem.causal) {
     cu_kv_blocks.push_back(cu_kv_blocks.back() + problem.num_kv_blocks(s));
     sequence_of_q.insert(sequence_of_q.end(), static_cast<size_t>(problem.q_lens[i]), static_cast<int32_t>(s));
     if (problem.q_block_size > 1) {
-      append_begins(problem.segments, cu_seqlens_q[i], problem.q_lens[i], problem.q_block_size, q_row_begin);
+      for_each_block(problem.segments, problem.q_lens[i], problem.q_block_size,
+                     [&](int64_t begin, int64_t, size_t) { q_row_begin.push_back(cu_seqlens_q[i] + begin); });
     }
   }
   if (problem.q_block_size > 1) q_row_begin.push_back(cu_seqlens_q.back());
   if (!problem.segments.empty()) {
-    const int64_t num_keys = TokenSequence{problem.segments}.num_tokens();
-    append_begins(problem.segments, 0, num_keys, problem.kv_block_size, kv_block_begin);
-    kv_block_begin.push_back(num_keys);
+    for_each_block(problem.segments, 0, problem.kv_block_size,
+                   [&](int64_t begin, int64_t, size_t) { kv_block_begin.push_back(begin); });
+    kv_block_begin.push_back(TokenSequence{problem.segments}.num_tokens());
   }
 }
 

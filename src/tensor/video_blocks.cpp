@@ -1,29 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "tensor/video_blocks.h"
 
-#include <algorithm>
+#include "tensor/segment_blocks.h"
 
 namespace tilesieve {
 
 namespace {
 
-std::vector<VideoBlocks::Block> cut(const std::vector<Segment>& segments, int64_t size) {
+std::vector<VideoBlocks::Block> cut(const Problem& problem, int64_t size) {
   std::vector<VideoBlocks::Block> blocks;
-  int64_t first = 0;
-  for (size_t s = 0; s < segments.size(); ++s) {
-    const int64_t end = first + segments[s].num_tokens;
-    for (int64_t i = first; i < end; i += size) {
-      blocks.push_back({i, std::min(i + size, end), static_cast<int64_t>(s), segments[s].kind == SegmentKind::video});
-    }
-    first = end;
-  }
+  for_each_block(problem.segments, 0, size, [&](int64_t begin, int64_t end, size_t segment) {
+    blocks.push_back({begin, end, problem.segments[segment].kind == SegmentKind::video});
+  });
   return blocks;
 }
 
 }  // namespace
 
 VideoBlocks::VideoBlocks(const Problem& problem)
-    : queries_(cut(problem.segments, problem.q_block_size)), keys_(cut(problem.segments, problem.kv_block_size)) {
+    : queries_(cut(problem, problem.q_block_size)), keys_(cut(problem, problem.kv_block_size)) {
   for (size_t i = 0; i < queries_.size(); ++i) {
     if (queries_[i].is_video) video_queries_.push_back(static_cast<int64_t>(i));
   }

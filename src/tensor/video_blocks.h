@@ -13,7 +13,6 @@ class VideoBlocks {
  public:
   struct Block {
     int64_t begin, end;  // tokens of the sequence
-    int64_t segment;
     bool is_video;
     int64_t num_tokens() const { return end - begin; }
   };
