@@ -23,6 +23,7 @@ struct VideoRouteOptions {
   bool forced_inside_budget = false;
   int64_t num_routed = -1;  // 0 or more: as many beside the forced ones, whatever the budget
   uint64_t seed = 0;        // of Router::random
+  int64_t head_begin = 0;   // of Router::random: the KV head of the whole call that the first one here is
 };
 
 // What the options come to for a block of queries of the video that lies inside its segment.

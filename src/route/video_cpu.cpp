@@ -223,7 +223,7 @@ class VideoRouter {
       }
       default:
         for (int64_t i = begin; i < end; ++i) {
-          const uint64_t place = static_cast<uint64_t>(head * nq + i);
+          const uint64_t place = static_cast<uint64_t>((options_.head_begin + head) * nq + i);
           const uint64_t row = mix(mix(mix(options_.seed) + static_cast<uint64_t>(sequence)) + place);
           for (int64_t b = 0; b < nk; ++b)
             scores[(i - begin) * nk + b] = unit_float(mix(row + static_cast<uint64_t>(b)));
