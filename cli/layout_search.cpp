@@ -3,8 +3,6 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include <algorithm>
-#include <map>
 #include <memory>
 
 #include "commands.h"
@@ -18,8 +16,6 @@ namespace tilesieve::cli {
 
 namespace {
 
-constexpr double kMaxCut = 0.15;  // of the boxes of the default menu, when those at the edge are counted whole
-
 struct SearchCommand {
   std::string file, output;
   CaptureOptions captures;
@@ -29,93 +25,45 @@ struct SearchCommand {
   bool json = false;
 };
 
-struct Found {
-  LayoutTable table;
-  std::vector<double> mean_mass;                // of each box alone, mean over layers and heads
-  double chosen_mass = 0;                       // of the table
-  std::vector<int64_t> num_chosen;              // (layer, head) pairs for each box
-  std::map<int64_t, std::vector<double>> best;  // [layer][head] mass of the chosen box
-};
-
 Grid grid_of(const TokenSequence& sequence) {
-  Grid grid;
-  for (const Segment& segment : sequence.segments) {
-    if (segment.kind != SegmentKind::video) continue;
-    if (!segment.has_grid()) throw UsageError("--segments: a video segment without a grid has no layouts");
-    if (grid != Grid{} && grid != segment.grid) throw UsageError("--segments: video segments of several grids");
-    grid = segment.grid;
+  try {
+    return video_grid(sequence);
+  } catch (const Error& error) {
+    throw UsageError(fmt::format("--segments: {}", error.what()));
   }
-  if (grid == Grid{}) throw UsageError("--segments: no video segment");
-  return grid;
 }
 
-// Raster and the boxes of as many tokens as a block of keys, where no menu is given.
+// As texts, which are the names of the study's layouts.
 std::vector<std::string> menu_of(const SearchCommand& command, const Captures& captures) {
   if (!command.study.layouts.empty()) return command.study.layouts;
-  std::vector<std::string> menu = {"raster"};
-  const int64_t tokens = captures.calls.front().problem.kv_block_size;
-  for (const Box& box : box_menu(grid_of(captures.sequence), tokens, kMaxCut)) menu.push_back(box.to_text());
+  std::vector<std::string> menu;
+  for (const Box& box : search_menu(grid_of(captures.sequence), captures.calls.front().problem.kv_block_size)) {
+    menu.push_back(box.to_text());
+  }
   return menu;
 }
 
-Found search(const Captures& captures, const std::vector<std::string>& menu, const std::vector<StudyRow>& rows) {
-  Found found;
-  found.table.grid = grid_of(captures.sequence);
-  for (const std::string& name : menu) found.table.menu.push_back(Box::parse(name));
-  found.mean_mass.assign(menu.size(), 0);
-  found.num_chosen.assign(menu.size(), 0);
-
-  // mass[layer][box][head], mean over the calls of the layer.
-  std::map<int64_t, std::vector<std::vector<double>>> masses;
-  std::map<int64_t, int64_t> num_calls;
-  for (const CapturedCall& call : captures.calls) ++num_calls[call.layer];
+LayoutSearch search(const Captures& captures, const std::vector<std::string>& menu, const std::vector<StudyRow>& rows) {
+  std::vector<Box> boxes;
+  for (const std::string& name : menu) boxes.push_back(Box::parse(name));
+  std::vector<BoxMasses> calls;
   for (size_t i = 0; i < captures.calls.size(); ++i) {
-    const int64_t layer = captures.calls[i].layer;
-    const size_t heads = static_cast<size_t>(captures.calls[i].problem.num_kv_heads);
-    auto& of_layer = masses[layer];
-    of_layer.resize(menu.size(), std::vector<double>(heads, 0.0));
-    if (of_layer.front().size() != heads) {
-      throw Error(fmt::format("layer {} has calls of {} and {} heads", layer, of_layer.front().size(), heads));
-    }
-    for (size_t box = 0; box < menu.size(); ++box) {
-      for (size_t head = 0; head < heads; ++head) {
-        of_layer[box][head] += rows[box].calls[i].mass[head] / static_cast<double>(num_calls[layer]);
-      }
-    }
+    BoxMasses& call = calls.emplace_back(BoxMasses{captures.calls[i].layer, {}});
+    for (const StudyRow& row : rows) call.mass.push_back(row.calls[i].mass);
   }
+  return search_layouts(grid_of(captures.sequence), boxes, calls);
+}
 
-  // Layers that were not captured take the box of the menu that is best on the average.
-  double pairs = 0;
-  for (const auto& [layer, of_layer] : masses) {
-    for (size_t box = 0; box < menu.size(); ++box) {
-      for (double mass : of_layer[box]) found.mean_mass[box] += mass;
-    }
-    pairs += static_cast<double>(of_layer.front().size());
+std::vector<std::string> names_of(const LayoutTable& table, int64_t layer) {
+  std::vector<std::string> names;
+  for (int32_t box : table.box_of_head[static_cast<size_t>(layer)]) {
+    names.push_back(table.menu[static_cast<size_t>(box)].to_text());
   }
-  for (double& mass : found.mean_mass) mass /= pairs;
-  const auto best_box = [](const auto& mass_of, size_t count) {  // ties to the earlier entry of the menu
-    size_t best = 0;
-    for (size_t box = 1; box < count; ++box) best = mass_of(box) > mass_of(best) ? box : best;
-    return best;
-  };
-  const size_t overall = best_box([&](size_t box) { return found.mean_mass[box]; }, menu.size());
-  const size_t num_heads = masses.begin()->second.front().size();
-  found.table.box_of_head.assign(static_cast<size_t>(masses.rbegin()->first + 1),
-                                 std::vector<int32_t>(num_heads, static_cast<int32_t>(overall)));
-  for (const auto& [layer, of_layer] : masses) {
-    for (size_t head = 0; head < num_heads; ++head) {
-      const size_t best = best_box([&](size_t box) { return of_layer[box][head]; }, menu.size());
-      found.table.box_of_head[static_cast<size_t>(layer)][head] = static_cast<int32_t>(best);
-      found.best[layer].push_back(of_layer[best][head]);
-      found.chosen_mass += of_layer[best][head] / pairs;
-      ++found.num_chosen[best];
-    }
-  }
-  return found;
+  return names;
 }
 
 Json json_of(const SearchCommand& command, const Captures& captures, const std::vector<std::string>& menu,
-             const Found& found) {
+             const LayoutSearch& found) {
   Json object = {{"segments", captures.sequence.to_line()},
                  {"num_sampled", command.study.samples},
                  {"budget", command.budget},
@@ -124,32 +72,43 @@ Json json_of(const SearchCommand& command, const Captures& captures, const std::
                  {"layers", Json::array()}};
   for (size_t box = 0; box < menu.size(); ++box) {
     object["menu"].push_back(
-        {{"layout", menu[box]}, {"mass", found.mean_mass[box]}, {"num_chosen", found.num_chosen[box]}});
+        {{"layout", menu[box]}, {"mass", found.box_mass[box]}, {"num_chosen", found.num_chosen[box]}});
   }
-  for (const auto& [layer, best] : found.best) {
-    Json boxes = Json::array();
-    for (int32_t box : found.table.box_of_head[static_cast<size_t>(layer)])
-      boxes.push_back(menu[static_cast<size_t>(box)]);
-    object["layers"].push_back({{"layer", layer}, {"boxes", boxes}, {"mass", best}});
+  for (const auto& [layer, mass] : found.layers) {
+    object["layers"].push_back({{"layer", layer}, {"boxes", names_of(found.table, layer)}, {"mass", mass}});
   }
   if (!command.output.empty()) object["output"] = command.output;
   return object;
 }
 
-std::string text_of(const std::vector<std::string>& menu, const Found& found) {
-  Table table({"<layout", "mass", "heads that it is best for"});
+std::string text_of(const std::vector<std::string>& menu, const LayoutSearch& found) {
+  Table table({"<layout", "mean mass", "heads that it is best for"});
   for (size_t box = 0; box < menu.size(); ++box) {
-    table.add({menu[box], fmt::format("{:.4f}", found.mean_mass[box]), std::to_string(found.num_chosen[box])});
+    table.add({menu[box], fmt::format("{:.4f}", found.box_mass[box]), std::to_string(found.num_chosen[box])});
   }
   table.add({"the best of each head", fmt::format("{:.4f}", found.chosen_mass), ""});
   std::string text = table.text() + "\n";
-  for (const auto& [layer, best] : found.best) {
-    std::vector<std::string> names;
-    for (int32_t box : found.table.box_of_head[static_cast<size_t>(layer)])
-      names.push_back(menu[static_cast<size_t>(box)]);
-    text += fmt::format("layer {}: {}\n", layer, fmt::join(names, " "));
+  for (const auto& [layer, mass] : found.layers) {
+    text += fmt::format("layer {}: {}\n", layer, fmt::join(names_of(found.table, layer), " "));
   }
   return text;
+}
+
+// What the table could not hold, before the work rather than after it.
+void check_table(const Captures& captures, const std::vector<std::string>& menu) {
+  LayoutTable table;
+  table.grid = grid_of(captures.sequence);
+  for (const std::string& name : menu) {
+    try {
+      table.menu.push_back(Box::parse(name));
+    } catch (const Error& error) {
+      throw UsageError(fmt::format("--menu: {}", error.what()));
+    }
+  }
+  const CapturedCall& last = captures.calls.back();
+  table.box_of_head.assign(static_cast<size_t>(last.layer + 1),
+                           std::vector<int32_t>(static_cast<size_t>(last.problem.num_kv_heads), 0));
+  table.validate();
 }
 
 void run(SearchCommand& command) {
@@ -157,12 +116,10 @@ void run(SearchCommand& command) {
   check_output_file(command.output, {command.file});
   const Captures captures = load_captures(command.file, command.captures);
   const std::vector<std::string> menu = menu_of(command, captures);
-  for (const std::string& name : menu) {
-    if (name.ends_with(".json")) throw UsageError("--menu: a table is no box");
-  }
+  check_table(captures, menu);
   command.study.layouts = menu;
   command.study.budgets = {command.budget};
-  const Found found = search(captures, menu, study(captures, command.study, execution, !command.json));
+  const LayoutSearch found = search(captures, menu, study(captures, command.study, execution, !command.json));
   if (!command.output.empty()) write_text(command.output, found.table.to_json() + "\n");
   if (command.json) return print_json(json_of(command, captures, menu, found));
   std::string text = heading(captures, command.study) + "\n" + text_of(menu, found);
@@ -186,7 +143,8 @@ void add_layout_search(CLI::App& app) {
       *sub, "--menu", command->study.layouts, "BOXES",
       "boxes that are tried, such as raster,4x4x4,2x8x4; default: raster and the boxes of powers of two that hold "
       "a block of keys and fit the grid well");
-  add_real(*sub, "--budget", command->budget, 0, 1, "share of the key blocks that the mass is of");
+  add_real(*sub, "--budget", command->budget, kAboveZero, 1, "share of the key blocks that the mass is of");
+  add_scale_option(*sub, command->captures);
   add_route_options(*sub, command->study);
   add_text(*sub, "-o,--output", command->output, "FILE", "write the table as JSON");
   add_execution_options(*sub, command->execution);
@@ -195,6 +153,7 @@ void add_layout_search(CLI::App& app) {
       "A layout is ranked by the mass that mean_pool's route at the budget keeps in it, mean over the captured steps "
       "of\n"
       "the layer; ties go to the earlier entry of the menu. Layers that were not captured take the best box overall.\n"
+      "Mean mass: over captured layers, steps and heads.\n"
       "\n"
       "Examples:\n"
       "  tilesieve layout-search capture.safetensors --segments text:594,audio:414,video:37x24x42 -o table.json\n"

@@ -85,9 +85,7 @@ void add_sweep(CLI::App& app) {
       ->required();
   add_capture_options(*sub, command->captures);
   add_study_options(*sub, command->study);
-  add_real(*sub, "--scale", command->captures.scale, kAboveZero, kMaxReal,
-           "of the logits; default: the file's metadata \"softmax_scale\", or 1 / sqrt(head_dim)")
-      ->default_str("");
+  add_scale_option(*sub, command->captures);
   add_reals(*sub, "--budget", command->study.budgets, kAboveZero, 1, "shares of the key blocks")
       ->default_str("0.05,0.1,0.15,0.2,0.3");
   add_texts(*sub, "--router", command->study.routers, "NAME", "mean_pool, oracle, random")->default_str("mean_pool");

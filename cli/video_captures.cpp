@@ -104,6 +104,13 @@ void add_capture_options(CLI::App& app, CaptureOptions& options) {
   add_text(app, "--blocks", options.blocks, "QxK", "queries and keys that are routed together")->group(group);
 }
 
+void add_scale_option(CLI::App& app, CaptureOptions& options) {
+  add_real(app, "--scale", options.scale, kAboveZero, kMaxReal,
+           "of the logits; default: the file's metadata \"softmax_scale\", or 1 / sqrt(head_dim)")
+      ->default_str("")
+      ->group("Captured calls of a video model");
+}
+
 std::string CapturedCall::name() const { return fmt::format("layer {} step {}", layer, step); }
 
 bool Captures::is_middle(int64_t layer) const {

@@ -20,7 +20,8 @@ struct CaptureOptions {
   double scale = 0;
 };
 
-void add_capture_options(CLI::App& app, CaptureOptions& options);
+void add_capture_options(CLI::App& app, CaptureOptions& options);  // all but the scale
+void add_scale_option(CLI::App& app, CaptureOptions& options);
 
 struct CapturedCall {
   int64_t layer, step;

@@ -43,6 +43,11 @@ class Heads {
   }
 
   const Problem& problem() const { return problem_; }
+  // A random route of these heads is the same whoever else is worked on with them.
+  VideoRouteOptions route(VideoRouteOptions options) const {
+    options.head_begin += begin_;
+    return options;
+  }
 
   // The tensors of these heads in slots: where they lie when nothing is to be reordered, else in memory of their own,
   // head after head.
@@ -106,13 +111,6 @@ class Heads {
   Tensor own_q_, own_k_, own_v_, own_o_, own_lse_;
 };
 
-// The options for heads that begin at `begin` of the call.
-VideoRouteOptions from_head(const VideoRouteOptions& options, int64_t begin) {
-  VideoRouteOptions of_heads = options;
-  of_heads.head_begin += begin;
-  return of_heads;
-}
-
 void check_layout(const Problem& problem, const TokenLayout& layout) {
   if (problem.segments.empty()) fail("problem.segments: got none, expected those of a video sequence");
   const int64_t len = TokenSequence{problem.segments}.num_tokens();
@@ -162,7 +160,7 @@ std::string video_attention(const Problem& problem, const AttentionInputs& input
     Heads heads(problem, layout, begin, count, inner);
     const AttentionInputs in = {heads.queries(inputs.q), heads.keys(inputs.k), heads.values(inputs.v)};
     const AttentionOutputs out = {heads.outputs(outputs.o), heads.lse(outputs.lse)};
-    const Tensor block_index = route_video(heads.problem(), in.q, in.k, from_head(route, begin), inner);
+    const Tensor block_index = route_video(heads.problem(), in.q, in.k, heads.route(route), inner);
     AttentionOptions options;
     options.execution = inner;
     explanation = sparse_attention(heads.problem(), in, BlockIndex::from(block_index.view()), out, options);
@@ -195,7 +193,7 @@ std::vector<std::vector<VideoMass>> measure_layouts(const Problem& problem, cons
       std::vector<Tensor> block_indices;
       std::vector<BlockIndex> views;
       for (const VideoRouteOptions& route : routes) {
-        block_indices.push_back(route_video(heads.problem(), slots_q, slots_k, from_head(route, begin), inner));
+        block_indices.push_back(route_video(heads.problem(), slots_q, slots_k, heads.route(route), inner));
         views.push_back(BlockIndex::from(block_indices.back().view()));
       }
       const std::vector<VideoMass> some =

@@ -223,6 +223,17 @@ TEST(MeasureLayouts, ThreadsAndHeadsAtATimeDoNotChangeABit) {
   }
 }
 
+// One thread takes the three heads as two and one, four threads take them together.
+TEST(MeasureLayouts, HeadsAtATimeDoNotChangeARandomRoute) {
+  const Case c = make_case(parse(kLines[0]), 11);
+  const TokenLayout layouts[] = {raster_layout(c.problem)};
+  const VideoRouteOptions routes[] = {{.router = Router::random, .budget = 0.1}};
+  const auto one = measure_layouts(c.problem, c.q.view(), c.k.view(), layouts, routes, 0, {1});
+  const auto four = measure_layouts(c.problem, c.q.view(), c.k.view(), layouts, routes, 0, {4});
+  EXPECT_EQ(one[0][0].mass, four[0][0].mass);
+  EXPECT_EQ(one[0][0].recall, four[0][0].recall);
+}
+
 // Real latents of a video: queries and keys are the tokens themselves.
 class Latents : public RealTensors {};
 

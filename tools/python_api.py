@@ -22,12 +22,16 @@ BEGIN, END = "<!-- reference, written by tools/python_api.py -->\n", "<!-- end -
 SECTIONS = {
     "Attending": ["attend", "sparse_prefill", "plan", "Plan", "explain", "workspace_bytes", "combine"],
     "Routing and measuring": ["route", "route_scores", "mass", "Mass", "compare", "Difference"],
+    "Video models": ["video_attention", "route_video", "video_budget", "VideoBudget", "video_mass", "VideoMass",
+                     "layout_search", "LayoutTable", "DensePolicy", "h3_segments", "box_menu", "box_order",
+                     "gather_tokens", "scatter_tokens"],
     "Files": ["read_tensors", "TensorFile", "write_safetensors", "write_npy"],
     "Sizes and kernels": ["Problem", "Kernel", "kernels", "available_isas"],
     "Roofline": ["roofline", "Roofline", "RooflineRow", "RooflineCrossover", "RooflineDevice", "RooflineSizes",
                  "roofline_devices", "measure_roofline_device"],
 }
-ELSEWHERE = {"Array", "DType", "Error", "Isa", "LoopOrder", "Router", "__version__"}  # described in the text of the page
+# Described in the text of the page.
+ELSEWHERE = {"Array", "DType", "Error", "Isa", "Layout", "LoopOrder", "Router", "VideoRouter", "__version__"}
 
 Definition = ast.FunctionDef | ast.ClassDef
 

@@ -104,4 +104,33 @@ struct LayoutTable {
   bool operator==(const LayoutTable&) const = default;
 };
 
+// The grid of the sequence's video segments. Throws Error where there is none, or more than one.
+Grid video_grid(const TokenSequence& sequence);
+
+// What a search tries where nobody says what else: raster, and the boxes of a block of keys of box_menu() that cut at
+// most 15 % of the slots.
+std::vector<Box> search_menu(const Grid& grid, int64_t kv_block_size);
+
+// The mass that a captured call's route keeps in each box of a menu, [menu boxes][num_heads].
+struct BoxMasses {
+  int64_t layer = 0;
+  std::vector<std::vector<double>> mass;
+};
+
+struct LayoutSearch {
+  struct Layer {
+    int64_t layer = 0;
+    std::vector<double> mass;  // [num_heads] of the chosen boxes, mean over the layer's calls
+  };
+  LayoutTable table;
+  double chosen_mass = 0;           // of the table, mean over captured layers and heads
+  std::vector<double> box_mass;     // [menu boxes] of each box alone, likewise
+  std::vector<int64_t> num_chosen;  // [menu boxes] captured (layer, head) pairs that it is the best of
+  std::vector<Layer> layers;        // captured ones, ascending
+};
+
+// For each (layer, head) the box that keeps the most, mean over the calls of the layer; ties go to the earlier entry of
+// the menu. Layers below the last one that no call is of take the best box overall. Throws Error naming the call.
+LayoutSearch search_layouts(const Grid& grid, std::span<const Box> menu, std::span<const BoxMasses> calls);
+
 }  // namespace tilesieve

@@ -5,8 +5,6 @@
 #include <nanobind/stl/string_view.h>
 #include <nanobind/stl/vector.h>
 
-#include <algorithm>
-#include <climits>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -20,15 +18,6 @@
 namespace tilesieve::python {
 
 namespace {
-
-// How a call runs, as Python says it: threads or None, instruction set, and None or a Progress.
-Execution execution_of(nb::handle num_threads, nb::handle isa, Progress* progress) {
-  Execution execution;
-  execution.num_threads = static_cast<int>(std::min<int64_t>(count_or("num_threads", num_threads, 0), INT_MAX));
-  execution.isa = parse_isa(text("isa", isa));
-  execution.progress = progress;
-  return execution;
-}
 
 RouteOptions forced_blocks(nb::handle local_blocks, nb::handle init_blocks) {
   RouteOptions options;
@@ -86,20 +75,6 @@ AttentionOptions attention_options(nb::handle loop_order, nb::handle workspace_l
   options.execution = execution;
   return options;
 }
-
-// Where a call writes. An lse that nobody wants is written all the same, to memory of its own.
-class Outputs {
- public:
-  Outputs(const Problem& problem, nb::handle out, nb::handle lse)
-      : o_("out", out, Access::write), lse_("lse", lse, Access::write) {
-    if (lse_.is_absent()) own_lse_ = Tensor(DType::f32, {problem.total_q(), problem.num_q_heads});
-  }
-  AttentionOutputs views() const { return {o_.view(), lse_.is_absent() ? own_lse_.view() : lse_.view()}; }
-
- private:
-  BorrowedArray o_, lse_;
-  Tensor own_lse_;
-};
 
 void attend_call(Call& call, nb::handle block_index, nb::handle out, nb::handle lse, nb::handle workspace,
                  nb::handle loop_order, nb::handle workspace_limit, nb::handle num_threads, nb::handle isa,

@@ -21,6 +21,8 @@ void bind_prefill(nb::module_& module);    // PrefillCall: the prefill on Hopper
 void bind_route(nb::module_& module);      // RouteCall: routing on Hopper
 void bind_files(nb::module_& module);      // safetensors and .npy
 void bind_roofline(nb::module_& module);
+void bind_layout(nb::module_& module);  // boxes, orders and tables of a video model's tokens
+void bind_video(nb::module_& module);   // VideoCall: video models on the CPU
 
 // A NumPy array over the tensor's own memory. f32 and whole numbers, as the library returns them.
 nb::object numpy_of(const Tensor& tensor);

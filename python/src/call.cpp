@@ -2,6 +2,7 @@
 #include "call.h"
 
 #include <algorithm>
+#include <climits>
 #include <string>
 #include <utility>
 
@@ -55,6 +56,19 @@ std::vector<int64_t> lengths_of(const char* argument, nb::handle cu_seqlens) {
 }
 
 }  // namespace
+
+Execution execution_of(nb::handle num_threads, nb::handle isa, Progress* progress) {
+  Execution execution;
+  execution.num_threads = static_cast<int>(std::min<int64_t>(count_or("num_threads", num_threads, 0), INT_MAX));
+  execution.isa = parse_isa(text("isa", isa));
+  execution.progress = progress;
+  return execution;
+}
+
+Outputs::Outputs(const Problem& problem, nb::handle out, nb::handle lse)
+    : o_("out", out, Access::write), lse_("lse", lse, Access::write) {
+  if (lse_.is_absent()) own_lse_ = Tensor(DType::f32, {problem.total_q(), problem.num_q_heads});
+}
 
 Call::Call(nb::handle q, nb::handle k, nb::handle v, nb::handle index_q, nb::handle index_k, nb::handle block_table,
            nb::handle q_scale, nb::handle k_scale, nb::handle v_scale, nb::handle cu_seqlens_q,

@@ -6,10 +6,25 @@
 
 #include "arrays.h"
 #include "tilesieve/attend.h"
+#include "tilesieve/execution.h"
 #include "tilesieve/problem.h"
 #include "tilesieve/route.h"
 
 namespace tilesieve::python {
+
+// How a call runs, as Python says it: threads or None, instruction set, and None or a Progress.
+Execution execution_of(nb::handle num_threads, nb::handle isa, Progress* progress);
+
+// Where a call writes. An lse that nobody wants is written all the same, to memory of its own.
+class Outputs {
+ public:
+  Outputs(const Problem& problem, nb::handle out, nb::handle lse);
+  AttentionOutputs views() const { return {o_.view(), lse_.is_absent() ? own_lse_.view() : lse_.view()}; }
+
+ private:
+  BorrowedArray o_, lse_;
+  Tensor own_lse_;
+};
 
 class Call {
  public:

@@ -26,6 +26,11 @@ constexpr Renaming kRenamings[] = {{"o: ", "out: "},
                                    {"problem.q_dtype: ", "q: "},
                                    {"problem.kv_dtype: ", "k: "},
                                    {"problem.", ""},
+                                   {"sequence: ", "segments: "},
+                                   {"sequence.", ""},
+                                   {"segment kind: ", "segments: "},
+                                   {"request.", ""},
+                                   {"layout table: ", ""},
                                    {"execution.", ""}};
 
 constexpr const char* kShown = "backslashreplace";  // of bytes that are no UTF-8

@@ -28,4 +28,16 @@ auto call_by_argument(const Call& call) {
   }
 }
 
+// Calls the library, whose text may begin with the name `from`; begun with the user's `to`.
+template <class Call>
+auto renamed(std::string_view from, const std::string& to, const Call& call) {
+  try {
+    return call();
+  } catch (const Error& error) {
+    const std::string_view words = error.what();
+    if (!words.starts_with(std::string(from) + ": ")) throw;
+    throw Error(to + std::string(words.substr(from.size())));
+  }
+}
+
 }  // namespace tilesieve::python

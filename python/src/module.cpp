@@ -15,4 +15,6 @@ NB_MODULE(_core, module) {
   tilesieve::python::bind_route(module);
   tilesieve::python::bind_files(module);
   tilesieve::python::bind_roofline(module);
+  tilesieve::python::bind_layout(module);
+  tilesieve::python::bind_video(module);
 }

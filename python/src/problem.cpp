@@ -10,6 +10,7 @@
 
 #include "arrays.h"
 #include "bindings.h"
+#include "errors.h"
 #include "tilesieve/attend.h"
 #include "tilesieve/error.h"
 #include "values.h"
@@ -64,6 +65,11 @@ nb::list kernel_dicts(nb::handle problem) {
 
 }  // namespace
 
+TokenSequence segments_from(nb::handle object) {
+  const std::string_view line = text("segments", object);
+  return call_by_argument([&] { return TokenSequence::parse(line); });
+}
+
 Problem problem_from(nb::handle object) {
   Problem problem;
   problem.q_lens = whole_numbers("q_lens", nb::object(object.attr("q_lens")));
@@ -71,7 +77,7 @@ Problem problem_from(nb::handle object) {
   problem.num_q_heads = whole_field(object, "num_q_heads");
   problem.num_kv_heads = whole_field(object, "num_kv_heads");
   problem.head_dim = whole_field(object, "head_dim");
-  problem.segments = TokenSequence::parse(text("segments", nb::object(object.attr("segments")))).segments;
+  problem.segments = segments_from(nb::object(object.attr("segments"))).segments;
   problem.q_block_size = whole_field(object, "q_block_size");
   problem.kv_block_size = whole_field(object, "kv_block_size");
   problem.top_k = whole_field(object, "top_k");

@@ -70,3 +70,30 @@ def reading() -> None:
     file = tilesieve.read_tensors("capture.safetensors")
     assert_type(file["q"], np.ndarray[Any, Any])
     assert_type(file.metadata, dict[str, str])
+
+
+def video(q: Floats, k: Floats, v: Floats, tensor: Tensor, router: tilesieve.VideoRouter, return_lse: bool) -> None:
+    segments = tilesieve.h3_segments(frames=243)
+    assert_type(segments, str)
+    assert_type(tilesieve.box_menu((37, 24, 42), 64), list[str])
+    assert_type(tilesieve.box_order((37, 24, 42), "4x4x4"), npt.NDArray[np.int32])
+    assert_type(tilesieve.route_video(q, k, segments=segments, router=router), npt.NDArray[np.int32])
+    assert_type(tilesieve.route_video(tensor, tensor, segments=segments, num_routed=3), Tensor)
+    assert_type(tilesieve.video_budget(segments=segments).num_slots, int)
+    table, report = tilesieve.layout_search([(0, q, k)], segments=segments, menu=["raster", "4x4x4"])
+    assert_type(table, tilesieve.LayoutTable)
+    assert_type(report, dict[str, Any])
+    assert_type(tilesieve.LayoutTable.load("table.json").boxes(3), tuple[str, ...])
+    assert_type(tilesieve.gather_tokens(q, segments=segments, layout=table, layer=3), Floats)
+    assert_type(tilesieve.scatter_tokens(tensor, segments=segments, layout=["4x4x4", "raster"]), Tensor)
+    assert_type(tilesieve.video_attention(q, k, v, segments=segments, layout=table, layer=3), Floats)
+    assert_type(tilesieve.video_attention(q, k, v, segments=segments, return_lse=True), tuple[Floats, Floats])
+    assert_type(tilesieve.video_attention(q, k, v, segments=segments, return_lse=return_lse),
+                Floats | tuple[Floats, Floats])
+    masses = tilesieve.video_mass(q, k, segments=segments, layouts=["raster", ["4x4x4", "raster"], table], layer=3)
+    assert_type(masses, list[tilesieve.VideoMass])
+    assert_type(masses[0].mass, npt.NDArray[np.float64])
+    assert_type(tilesieve.DensePolicy(layers=[7]).is_dense(1, 2), bool)
+    tilesieve.video_attention(q, k, v)  # type: ignore[call-overload]
+    tilesieve.video_attention(q, k, v, segments=segments, router="index")  # type: ignore[call-overload]
+    tilesieve.route_video(q, k, segments=segments, layout="4x4x4")  # type: ignore[call-overload]

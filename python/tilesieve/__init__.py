@@ -16,8 +16,9 @@ from ._combine import combine
 from ._core import VERSION as __version__
 from ._core import Error
 from ._files import TensorFile, read_tensors, write_npy, write_safetensors
+from ._layout import Layout, LayoutTable, box_menu, box_order, gather_tokens, h3_segments, scatter_tokens
 from ._mass import Difference, Mass, compare, mass
-from ._options import Isa, LoopOrder, Router
+from ._options import Isa, LoopOrder, Router, VideoRouter
 from ._problem import DType, Kernel, Problem, available_isas, kernels
 from ._roofline import (
     Roofline,
@@ -30,14 +31,27 @@ from ._roofline import (
     roofline_devices,
 )
 from ._route import route, route_scores, sparse_prefill
+from ._video import (
+    DensePolicy,
+    VideoBudget,
+    VideoMass,
+    layout_search,
+    route_video,
+    video_attention,
+    video_budget,
+    video_mass,
+)
 
 __all__ = [
     "Array",
     "DType",
+    "DensePolicy",
     "Difference",
     "Error",
     "Isa",
     "Kernel",
+    "Layout",
+    "LayoutTable",
     "LoopOrder",
     "Mass",
     "Plan",
@@ -49,13 +63,21 @@ __all__ = [
     "RooflineSizes",
     "Router",
     "TensorFile",
+    "VideoBudget",
+    "VideoMass",
+    "VideoRouter",
     "__version__",
     "attend",
     "available_isas",
+    "box_menu",
+    "box_order",
     "combine",
     "compare",
     "explain",
+    "gather_tokens",
+    "h3_segments",
     "kernels",
+    "layout_search",
     "mass",
     "measure_roofline_device",
     "plan",
@@ -64,7 +86,12 @@ __all__ = [
     "roofline_devices",
     "route",
     "route_scores",
+    "route_video",
+    "scatter_tokens",
     "sparse_prefill",
+    "video_attention",
+    "video_budget",
+    "video_mass",
     "workspace_bytes",
     "write_npy",
     "write_safetensors",

@@ -100,6 +100,13 @@ def new_out(q: Any) -> Any:
     return new_array(q, q.shape, "bfloat16" if name.startswith("float8") else name, "out")
 
 
+def new_like(x: Any) -> Any:
+    """An array for the elements of x in another order: of its shape, type and library."""
+    if library_of(x) == "torch":
+        return new_array(x, tuple(x.shape), str(x.dtype).removeprefix("torch."), "out")
+    return np.empty(x.shape, x.dtype)
+
+
 def new_lse(q: Any) -> Any:
     """An array for the lse of the outputs."""
     return new_array(q, q.shape[:2], "float32", "lse")

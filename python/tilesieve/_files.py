@@ -47,7 +47,7 @@ def _as_stored(array: np.ndarray[Any, Any], dtype: str) -> np.ndarray[Any, Any]:
     return stored
 
 
-def _encoded(path: Any) -> bytes:
+def encoded_path(path: Any) -> bytes:
     """A path as the system has it."""
     if not isinstance(path, str | bytes | os.PathLike):
         raise TypeError(f"path: got {type(path).__name__}, expected str, bytes or os.PathLike")
@@ -67,7 +67,7 @@ def read_tensors(path: Path) -> TensorFile:
         OSError: a file that the system does not let be read, such as FileNotFoundError.
         ValueError: a file that is not exactly as its format says, by name and fault.
     """
-    encoded = _encoded(path)
+    encoded = encoded_path(path)
     tensors, metadata = _core.read_tensors(encoded)
     return TensorFile({key: _as_stored(*value) for key, value in tensors.items()}, os.fsdecode(encoded), metadata)
 
@@ -91,9 +91,9 @@ def write_safetensors(
     for key, value in (metadata or {}).items():
         if not (isinstance(key, str) and isinstance(value, str)):
             raise TypeError(f"metadata: got {key!r}: {value!r}, expected two of str")
-    _core.write_safetensors(_encoded(path), dict(tensors), dict(metadata or {}))
+    _core.write_safetensors(encoded_path(path), dict(tensors), dict(metadata or {}))
 
 
 def write_npy(path: Path, tensor: Array) -> None:
     """Writes one array as .npy, which has no bf16 and no fp8. Errors as of `write_safetensors`."""
-    _core.write_npy(_encoded(path), tensor)
+    _core.write_npy(encoded_path(path), tensor)

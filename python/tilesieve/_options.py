@@ -4,12 +4,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal, TypedDict
+from typing import TYPE_CHECKING, Any, Literal, Required, TypedDict
 
 from ._arrays import Array
 
+if TYPE_CHECKING:
+    from ._layout import Layout
+
 LoopOrder = Literal["auto", "q_outer", "kv_outer"]
 Router = Literal["index", "qk_max", "mean_pool", "oracle", "random"]
+VideoRouter = Literal["mean_pool", "oracle", "random"]
 Isa = Literal["best", "portable", "avx2", "avx512", "avx512_bf16", "amx"]
 Lengths = Array | Sequence[int]
 Scale = Array | float
@@ -124,3 +128,27 @@ class Running(KeyScales, ValueScale, Outputs, total=False):
     num_threads: int | None
     isa: Isa | None
     progress: bool
+
+
+class VideoRouting(Threads, total=False):
+    """The keyword arguments of route_video."""
+
+    segments: Required[str]
+    router: VideoRouter
+    budget: float
+    num_routed: int | None
+    forced_inside_budget: bool
+    seed: int
+    softmax_scale: float | None
+    q_block_size: int
+    kv_block_size: int
+
+
+class VideoAttending(VideoRouting, total=False):
+    """The keyword arguments of video_attention."""
+
+    layout: Layout
+    layer: int | None
+    head_begin: int
+    out: Array | None
+    lse: Array | None

@@ -190,8 +190,7 @@ class VideoRouter {
         const RowRun run = block_rows(problem_, table_, q_, k_, sequence, head, query.begin, query.num_tokens());
         return scorer.mass_per_block(run, problem_.scale(), run.num_rows(), scores, nk);
       }
-      default:  // random: a hash of (seed, head of the model, block of queries, block), whatever the call holds beside
-                // it
+      default:  // random: a hash of (seed, the model's head, block of queries, block), whatever the call holds beside
         for (int64_t i = begin; i < end; ++i) {
           const uint64_t row = mix(mix(mix(options_.seed) + static_cast<uint64_t>(options_.head_begin + head)) +
                                    static_cast<uint64_t>(i));
