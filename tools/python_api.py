@@ -22,6 +22,8 @@ BEGIN, END = "<!-- reference, written by tools/python_api.py -->\n", "<!-- end -
 SECTIONS = {
     "Attending": ["attend", "sparse_prefill", "plan", "Plan", "explain", "workspace_bytes", "combine"],
     "Routing and measuring": ["route", "route_scores", "mass", "Mass", "compare", "Difference"],
+    "Veda": ["route_veda", "veda_tiling", "veda_menu", "veda_sequence", "veda_budgets", "read_veda_predictor",
+             "VedaPredictor", "VedaPlan"],
     "Files": ["read_tensors", "TensorFile", "write_safetensors", "write_npy"],
     "Sizes and kernels": ["Problem", "Kernel", "kernels", "available_isas"],
     "Roofline": ["roofline", "Roofline", "RooflineRow", "RooflineCrossover", "RooflineDevice", "RooflineSizes",

@@ -29,6 +29,8 @@ from ._roofline import (
     roofline,
     roofline_devices,
 )
+from ._veda import VedaPlan, VedaPredictor, read_veda_predictor, route_veda, veda_budgets, veda_menu
+from ._veda import veda_sequence, veda_tiling
 from ._route import route, route_scores, sparse_prefill
 
 __all__ = [
@@ -47,6 +49,8 @@ __all__ = [
     "RooflineDevice",
     "RooflineRow",
     "RooflineSizes",
+    "VedaPlan",
+    "VedaPredictor",
     "Router",
     "TensorFile",
     "__version__",
@@ -60,12 +64,18 @@ __all__ = [
     "measure_roofline_device",
     "plan",
     "read_tensors",
+    "read_veda_predictor",
     "roofline",
     "roofline_devices",
     "route",
+    "route_veda",
     "route_scores",
     "sparse_prefill",
     "workspace_bytes",
+    "veda_budgets",
+    "veda_menu",
+    "veda_sequence",
+    "veda_tiling",
     "write_npy",
     "write_safetensors",
 ]
