@@ -7,6 +7,7 @@
 #include "base/fail.h"
 #include "base/parallel.h"
 #include "base/rounding.h"
+#include "route/veda_projections.h"
 #include "tensor/checks.h"
 #include "tensor/query_rows.h"
 #include "tilesieve/tilesieve.h"
@@ -120,6 +121,54 @@ void check_layout(const Problem& problem, const TokenLayout& layout) {
   }
 }
 
+void check_attention(const Problem& problem, const AttentionInputs& inputs, const AttentionOutputs& outputs) {
+  check_inputs(problem, inputs, outputs);
+  check_no_place_twice("o", outputs.o);
+  check_no_place_twice("lse", outputs.lse);
+  for (const TensorView* scale : {&inputs.q_scale, &inputs.k_scale, &inputs.v_scale}) {
+    if (scale->data != nullptr) fail("q_scale, k_scale, v_scale: a video call takes none");
+  }
+}
+
+// Bytes of one head's reordered tensors.
+int64_t attention_bytes(const Problem& problem, const AttentionOutputs& outputs) {
+  const int64_t row = problem.group_size() * size_in_bytes(problem.q_dtype) + 2 * size_in_bytes(problem.kv_dtype) +
+                      problem.group_size() * size_in_bytes(outputs.o.dtype);
+  return row * problem.head_dim * problem.total_q();
+}
+int64_t measuring_bytes(const Problem& problem) {
+  const int64_t row = problem.group_size() * size_in_bytes(problem.q_dtype) + size_in_bytes(problem.kv_dtype);
+  return row * problem.head_dim * problem.total_q();
+}
+
+// Attends by what choose(problem, q, k) gives for the heads in slots.
+template <class Choose>
+std::string attend_heads(Heads& heads, const AttentionInputs& inputs, const AttentionOutputs& outputs,
+                         const Execution& execution, const Choose& choose) {
+  const AttentionInputs in = {heads.queries(inputs.q), heads.keys(inputs.k), heads.values(inputs.v)};
+  const AttentionOutputs out = {heads.outputs(outputs.o), heads.lse(outputs.lse)};
+  const Tensor block_index = choose(heads.problem(), in.q, in.k);
+  AttentionOptions options;
+  options.execution = execution;
+  const std::string explanation =
+      sparse_attention(heads.problem(), in, BlockIndex::from(block_index.view()), out, options);
+  heads.give_back(outputs.o, outputs.lse);
+  return explanation;
+}
+
+// Adds the masses of `share` of all heads to those before them.
+void append(VideoMass& all, const VideoMass& some, double share) {
+  const auto add = [](std::vector<double>& to, const std::vector<double>& from) {
+    to.insert(to.end(), from.begin(), from.end());
+  };
+  add(all.mass, some.mass);
+  add(all.floor, some.floor);
+  add(all.ceiling, some.ceiling);
+  add(all.recall, some.recall);
+  all.kept_share += some.kept_share * share;
+  all.num_measured = some.num_measured;
+}
+
 // KV heads that are worked on together: blocks of queries for all threads, in as little memory as that takes.
 int64_t heads_at_a_time(const Problem& problem, int64_t blocks_per_head, int64_t bytes_per_head,
                         const Execution& execution) {
@@ -136,35 +185,38 @@ void for_each_heads(const Problem& problem, int64_t at_a_time, const Body& body)
   }
 }
 
+// body(the problem with the tiles of their box, begin, count) of heads that follow each other and have one box.
+template <class Body>
+void for_each_box(const Problem& problem, std::span<const Box> box_of_head, int64_t at_a_time, const Body& body) {
+  Problem tiled = problem;
+  for (int64_t begin = 0, count = 0; begin < problem.num_kv_heads; begin += count) {
+    const std::span<const Box> rest = box_of_head.subspan(static_cast<size_t>(begin));
+    count = std::find_if(rest.begin(), rest.end(), [&](const Box& box) { return box != rest[0]; }) - rest.begin();
+    count = std::min(count, at_a_time);
+    tiled.segments = veda_sequence({problem.segments}, rest[0]).segments;
+    body(tiled, begin, count);
+  }
+}
+
 }  // namespace
 
 std::string video_attention(const Problem& problem, const AttentionInputs& inputs, const TokenLayout& layout,
                             const VideoRouteOptions& route, const AttentionOutputs& outputs,
                             const Execution& execution) {
-  check_inputs(problem, inputs, outputs);
+  check_attention(problem, inputs, outputs);
   check_layout(problem, layout);
-  check_no_place_twice("o", outputs.o);
-  check_no_place_twice("lse", outputs.lse);
-  for (const TensorView* scale : {&inputs.q_scale, &inputs.k_scale, &inputs.v_scale}) {
-    if (scale->data != nullptr) fail("q_scale, k_scale, v_scale: a video call takes none");
-  }
-  const int64_t row = (problem.group_size() * size_in_bytes(problem.q_dtype) + 2 * size_in_bytes(problem.kv_dtype) +
-                       problem.group_size() * size_in_bytes(outputs.o.dtype)) *
-                      problem.head_dim;
-  const int64_t at_a_time = heads_at_a_time(problem, problem.num_q_rows(), row * problem.total_q(), execution);
+  const int64_t at_a_time =
+      heads_at_a_time(problem, problem.num_q_rows(), attention_bytes(problem, outputs), execution);
   Execution inner = execution;  // progress counts heads
   inner.progress = nullptr;
   std::atomic<int64_t>* done = Progress::begin(execution.progress, problem.num_kv_heads);
   std::string explanation;
   for_each_heads(problem, at_a_time, [&](int64_t begin, int64_t count) {
     Heads heads(problem, layout, begin, count, inner);
-    const AttentionInputs in = {heads.queries(inputs.q), heads.keys(inputs.k), heads.values(inputs.v)};
-    const AttentionOutputs out = {heads.outputs(outputs.o), heads.lse(outputs.lse)};
-    const Tensor block_index = route_video(heads.problem(), in.q, in.k, heads.route(route), inner);
-    AttentionOptions options;
-    options.execution = inner;
-    explanation = sparse_attention(heads.problem(), in, BlockIndex::from(block_index.view()), out, options);
-    heads.give_back(outputs.o, outputs.lse);
+    explanation =
+        attend_heads(heads, inputs, outputs, inner, [&](const Problem& some, const TensorView& q, const TensorView& k) {
+          return route_video(some, q, k, heads.route(route), inner);
+        });
     if (done != nullptr) *done += count;
   });
   return explanation;
@@ -181,9 +233,8 @@ std::vector<std::vector<VideoMass>> measure_layouts(const Problem& problem, cons
   inner.progress = nullptr;
   std::atomic<int64_t>* done =
       Progress::begin(execution.progress, problem.num_kv_heads * static_cast<int64_t>(layouts.size()));
-  const int64_t row = (problem.group_size() * size_in_bytes(q.dtype) + size_in_bytes(k.dtype)) * problem.head_dim;
   const int64_t blocks_per_head = num_sampled > 0 ? num_sampled * problem.num_sequences() : problem.num_q_rows();
-  const int64_t at_a_time = heads_at_a_time(problem, blocks_per_head, row * problem.total_q(), execution);
+  const int64_t at_a_time = heads_at_a_time(problem, blocks_per_head, measuring_bytes(problem), execution);
 
   std::vector<std::vector<VideoMass>> masses(layouts.size(), std::vector<VideoMass>(routes.size()));
   for_each_heads(problem, at_a_time, [&](int64_t begin, int64_t count) {
@@ -199,21 +250,62 @@ std::vector<std::vector<VideoMass>> measure_layouts(const Problem& problem, cons
       const std::vector<VideoMass> some =
           measure_video_mass(heads.problem(), slots_q, slots_k, views, num_sampled, inner);
       for (size_t r = 0; r < routes.size(); ++r) {
-        VideoMass& all = masses[l][r];
-        const auto append = [](std::vector<double>& to, const std::vector<double>& from) {
-          to.insert(to.end(), from.begin(), from.end());
-        };
-        append(all.mass, some[r].mass);
-        append(all.floor, some[r].floor);
-        append(all.ceiling, some[r].ceiling);
-        append(all.recall, some[r].recall);
-        all.kept_share += some[r].kept_share * static_cast<double>(count) / static_cast<double>(problem.num_kv_heads);
-        all.num_measured = some[r].num_measured;
+        append(masses[l][r], some[r], static_cast<double>(count) / static_cast<double>(problem.num_kv_heads));
       }
       if (done != nullptr) *done += count;
     }
   });
   return masses;
+}
+
+std::string veda_attention(const Problem& problem, const AttentionInputs& inputs, std::span<const Box> box_of_head,
+                           const VedaProjections& projections, const VedaBudget& budget,
+                           const AttentionOutputs& outputs, int64_t head_begin, const Execution& execution) {
+  const TokenLayout layout = veda_layout({problem.segments}, box_of_head);
+  check_attention(problem, inputs, outputs);
+  check_layout(problem, layout);
+  check_veda_projections(problem, projections, head_begin);
+  const int64_t at_a_time =
+      heads_at_a_time(problem, problem.num_q_rows(), attention_bytes(problem, outputs), execution);
+  Execution inner = execution;  // progress counts heads
+  inner.progress = nullptr;
+  std::atomic<int64_t>* done = Progress::begin(execution.progress, problem.num_kv_heads);
+  std::string explanation;
+  for_each_box(problem, box_of_head, at_a_time, [&](const Problem& tiled, int64_t begin, int64_t count) {
+    Heads heads(tiled, layout, begin, count, inner);
+    explanation =
+        attend_heads(heads, inputs, outputs, inner, [&](const Problem& some, const TensorView& q, const TensorView& k) {
+          return route_veda(some, q, k, projections, budget, head_begin + begin, inner);
+        });
+    if (done != nullptr) *done += count;
+  });
+  return explanation;
+}
+
+VideoMass measure_veda(const Problem& problem, const TensorView& q, const TensorView& k,
+                       std::span<const Box> box_of_head, const VedaProjections& projections, const VedaBudget& budget,
+                       int64_t head_begin, int64_t num_sampled, const Execution& execution) {
+  const TokenLayout layout = veda_layout({problem.segments}, box_of_head);
+  problem.validate();
+  check_queries_and_keys(problem, q, k, {});
+  check_layout(problem, layout);
+  check_veda_projections(problem, projections, head_begin);
+  Execution inner = execution;
+  inner.progress = nullptr;
+  std::atomic<int64_t>* done = Progress::begin(execution.progress, problem.num_kv_heads);
+  const int64_t blocks_per_head = num_sampled > 0 ? num_sampled * problem.num_sequences() : problem.num_q_rows();
+  const int64_t at_a_time = heads_at_a_time(problem, blocks_per_head, measuring_bytes(problem), execution);
+  VideoMass mass;
+  for_each_box(problem, box_of_head, at_a_time, [&](const Problem& tiled, int64_t begin, int64_t count) {
+    Heads heads(tiled, layout, begin, count, inner);
+    const TensorView slots_q = heads.queries(q), slots_k = heads.keys(k);
+    const Tensor ids = route_veda(heads.problem(), slots_q, slots_k, projections, budget, head_begin + begin, inner);
+    const BlockIndex route = BlockIndex::from(ids.view());
+    append(mass, measure_video_mass(heads.problem(), slots_q, slots_k, {&route, 1}, num_sampled, inner)[0],
+           static_cast<double>(count) / static_cast<double>(problem.num_kv_heads));
+    if (done != nullptr) *done += count;
+  });
+  return mass;
 }
 
 }  // namespace tilesieve

@@ -33,7 +33,10 @@ HEADERS: dict[str, set[str]] = {
     "roofline": _SIZES | {"route", "plan", "attend"},
 }
 HEADERS["video_route"] = HEADERS["video_mass"] = _SIZES | {"route"}
-HEADERS["video"] = set(HEADERS) - {"io"}
+HEADERS["veda_tiling"] = _SIZES | {"layout"}
+HEADERS["veda_route"] = _SIZES
+HEADERS["veda_predictor"] = _SIZES | {"io", "layout", "veda_route"}
+HEADERS["video"] = set(HEADERS) - {"io", "veda_predictor"}
 HEADERS["index_sm90"] = _SIZES | {"route"}
 HEADERS["sparse_prefill_sm90"] = _SIZES | {"route", "plan"}
 HEADERS["tilesieve"] = set(HEADERS)  # the umbrella
@@ -46,14 +49,14 @@ FOLDERS: dict[str, tuple[set[str], set[str]]] = {
     "cpu": ({"base"}, {"execution", "tensor"}),
     "cuda": ({"base"}, {"execution"}),
     "tensor": ({"base", "cpu"}, {"tensor", "sequence", "problem"}),
-    "layout": (_BELOW, {"layout"}),
-    "route": (_BELOW, {"route", "video_route"}),
+    "layout": (_BELOW, {"layout", "veda_tiling"}),
+    "route": (_BELOW, {"route", "video_route", "veda_route"}),
     "plan": (_BELOW, {"plan"}),
     "quant": (_BELOW, {"quant"}),
     "attend": (_BELOW, {"attend"}),
     "combine": (_BELOW, {"combine"}),
     "metrics": (_BELOW, {"metrics", "roofline", "video_mass"}),
-    "io": (_BELOW, {"io"}),
+    "io": (_BELOW, {"io", "veda_predictor"}),
 }
 
 # Users of the library: may they look inside src/?

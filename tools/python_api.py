@@ -25,6 +25,8 @@ SECTIONS = {
     "Video models": ["video_attention", "route_video", "video_budget", "VideoBudget", "video_mass", "VideoMass",
                      "layout_search", "LayoutTable", "DensePolicy", "h3_segments", "box_menu", "box_order",
                      "gather_tokens", "scatter_tokens"],
+    "Veda": ["route_veda", "veda_tiling", "veda_menu", "veda_sequence", "veda_budgets", "read_veda_predictor",
+             "VedaPredictor", "VedaPlan"],
     "Files": ["read_tensors", "TensorFile", "write_safetensors", "write_npy"],
     "Sizes and kernels": ["Problem", "Kernel", "kernels", "available_isas"],
     "Roofline": ["roofline", "Roofline", "RooflineRow", "RooflineCrossover", "RooflineDevice", "RooflineSizes",

@@ -56,6 +56,9 @@ class TokenLayout {
  public:
   // One box for each head. Throws Error naming the segment or the box.
   TokenLayout(const TokenSequence& sequence, std::span<const Box> box_of_head);
+  // Orders slot -> token, all of as many tokens, and for each head the place of its own among them. Throws Error naming
+  // the order that is no bijection, or the head without one.
+  TokenLayout(std::vector<std::vector<int32_t>> orders, std::vector<int32_t> order_of_head);
 
   int64_t num_tokens() const { return num_tokens_; }
   int64_t num_heads() const { return static_cast<int64_t>(order_of_head_.size()); }

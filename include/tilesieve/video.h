@@ -12,6 +12,8 @@
 #include "tilesieve/execution.h"
 #include "tilesieve/layout.h"
 #include "tilesieve/problem.h"
+#include "tilesieve/tensor.h"
+#include "tilesieve/veda_route.h"
 #include "tilesieve/video_mass.h"
 #include "tilesieve/video_route.h"
 
@@ -33,5 +35,17 @@ std::vector<std::vector<VideoMass>> measure_layouts(const Problem& problem, cons
                                                     std::span<const TokenLayout> layouts,
                                                     std::span<const VideoRouteOptions> routes, int64_t num_sampled = 48,
                                                     const Execution& execution = {});
+
+// As video_attention(), by Veda's tiles and scores. problem.segments are the request's own, with one video that has a
+// grid; box_of_head is of its KV heads, whose first is the projections' head head_begin. Runs of heads of one box are
+// worked on together. Throws Error as veda_layout(), route_veda() and sparse_attention() do.
+std::string veda_attention(const Problem& problem, const AttentionInputs& inputs, std::span<const Box> box_of_head,
+                           const VedaProjections& projections, const VedaBudget& budget,
+                           const AttentionOutputs& outputs, int64_t head_begin = 0, const Execution& execution = {});
+
+// The mass that such a route keeps of one captured call, in blocks that are the tiles of each head.
+VideoMass measure_veda(const Problem& problem, const TensorView& q, const TensorView& k,
+                       std::span<const Box> box_of_head, const VedaProjections& projections, const VedaBudget& budget,
+                       int64_t head_begin = 0, int64_t num_sampled = 48, const Execution& execution = {});
 
 }  // namespace tilesieve

@@ -10,6 +10,7 @@ NB_MODULE(_core, module) {
   module.attr("VERSION") = TILESIEVE_VERSION;
   tilesieve::python::bind_errors(module);
   tilesieve::python::bind_problem(module);
+  tilesieve::python::bind_veda(module);
   tilesieve::python::bind_attention(module);
   tilesieve::python::bind_prefill(module);
   tilesieve::python::bind_route(module);

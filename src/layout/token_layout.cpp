@@ -2,6 +2,7 @@
 // The order of a whole sequence for each head.
 #include <algorithm>
 #include <numeric>
+#include <utility>
 
 #include "base/fail.h"
 #include "layout/box.h"
@@ -29,10 +30,17 @@ std::vector<int32_t> sequence_order(const TokenSequence& sequence, const Box& bo
   return order;
 }
 
-std::vector<int32_t> inverse(const std::vector<int32_t>& order) {
-  std::vector<int32_t> slots(order.size());
+// Throws Error where the order is no bijection.
+std::vector<int32_t> inverse(const std::vector<int32_t>& order, size_t number) {
+  std::vector<int32_t> slots(order.size(), -1);
   int32_t slot = 0;
-  for (int32_t token : order) slots[static_cast<size_t>(token)] = slot++;
+  for (int32_t token : order) {
+    if (token < 0 || static_cast<size_t>(token) >= order.size() || slots[static_cast<size_t>(token)] >= 0) {
+      fail("orders[{}]: slot {} has token {}, expected each of 0 to {} once", number, slot, token,
+           std::ssize(order) - 1);
+    }
+    slots[static_cast<size_t>(token)] = slot++;
+  }
   return slots;
 }
 
@@ -50,7 +58,26 @@ TokenLayout::TokenLayout(const TokenSequence& sequence, std::span<const Box> box
     check_box(fmt::format("box_of_head[{}]", head), box);
     boxes.push_back(box);
     orders_.push_back(sequence_order(sequence, box));
-    inverse_orders_.push_back(inverse(orders_.back()));
+    inverse_orders_.push_back(inverse(orders_.back(), orders_.size() - 1));
+  }
+}
+
+TokenLayout::TokenLayout(std::vector<std::vector<int32_t>> orders, std::vector<int32_t> order_of_head)
+    : num_tokens_(orders.empty() ? 0 : std::ssize(orders[0])),
+      orders_(std::move(orders)),
+      order_of_head_(std::move(order_of_head)) {
+  for (size_t i = 0; i < orders_.size(); ++i) {
+    if (std::ssize(orders_[i]) != num_tokens_ || num_tokens_ > kMaxSequenceTokens) {
+      fail("orders[{}]: got {} tokens, expected {} as in orders[0], at most 2^31 - 1", i, orders_[i].size(),
+           num_tokens_);
+    }
+    inverse_orders_.push_back(inverse(orders_[i], i));
+  }
+  for (size_t head = 0; head < order_of_head_.size(); ++head) {
+    if (order_of_head_[head] < 0 || order_of_head_[head] >= std::ssize(orders_)) {
+      fail("order_of_head[{}]: got {}, expected the place of one of {} orders", head, order_of_head_[head],
+           orders_.size());
+    }
   }
 }
 

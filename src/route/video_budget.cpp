@@ -33,11 +33,6 @@ int64_t num_routed_beside(const VideoBlocks& blocks, int64_t num_forced, const V
   return std::max<int64_t>(0, budgeted(options.budget, num_keys) - num_forced);
 }
 
-int64_t num_forced_of(const VideoBlocks& blocks, const VideoBlocks::Block& query) {
-  return std::count_if(blocks.keys().begin(), blocks.keys().end(),
-                       [&](const VideoBlocks::Block& key) { return blocks.is_forced(query, key); });
-}
-
 int64_t budgeted(double budget, int64_t count) {
   if (!(budget >= 0.0 && budget <= 1.0)) fail("budget: got {}, expected 0 to 1", budget);
   // A budget held in f32 is off by at most 6e-8 of itself; half a block is never given away.
@@ -51,7 +46,7 @@ VideoBudget video_budget(const Problem& problem, const VideoRouteOptions& option
   VideoBudget result;
   result.num_blocks = std::ssize(blocks.keys());
   for (int64_t i : blocks.video_queries()) {
-    result.num_forced = std::max(result.num_forced, num_forced_of(blocks, blocks.queries()[static_cast<size_t>(i)]));
+    result.num_forced = std::max(result.num_forced, blocks.num_forced(blocks.queries()[static_cast<size_t>(i)]));
   }
   if (blocks.video_queries().empty()) return result;
   result.num_routed =

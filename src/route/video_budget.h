@@ -15,6 +15,4 @@ void check_video_options(const Problem& problem, const VideoRouteOptions& option
 // Blocks beside the forced ones; there may be fewer.
 int64_t num_routed_beside(const VideoBlocks& blocks, int64_t num_forced, const VideoRouteOptions& options);
 
-int64_t num_forced_of(const VideoBlocks& blocks, const VideoBlocks::Block& query);
-
 }  // namespace tilesieve

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "tensor/video_blocks.h"
 
+#include <algorithm>
+
 #include "tensor/segment_blocks.h"
 
 namespace tilesieve {
@@ -23,6 +25,10 @@ VideoBlocks::VideoBlocks(const Problem& problem)
     if (queries_[i].is_video) video_queries_.push_back(static_cast<int64_t>(i));
   }
   for (const Block& key : keys_) num_video_keys_ += key.is_video;
+}
+
+int64_t VideoBlocks::num_forced(const Block& query) const {
+  return std::count_if(keys_.begin(), keys_.end(), [&](const Block& key) { return is_forced(query, key); });
 }
 
 }  // namespace tilesieve

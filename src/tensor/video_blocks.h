@@ -31,6 +31,8 @@ class VideoBlocks {
     return !key.is_video || (key.begin < query.end && query.begin < key.end);
   }
 
+  int64_t num_forced(const Block& query) const;
+
  private:
   std::vector<Block> queries_, keys_;
   std::vector<int64_t> video_queries_;
