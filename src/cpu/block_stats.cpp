@@ -13,6 +13,17 @@ void widen(DType dtype, const uint8_t* source, int64_t stride, int64_t num_rows,
   for (int64_t r = 0; r < num_rows; ++r) load_row(dtype, source + r * stride, dim, rows + r * dim);
 }
 
+void add_rows(DType dtype, const uint8_t* source, int64_t stride, int64_t num_rows, int64_t dim, float* sum) {
+  float row[kMaxSummedDim];
+  for (int64_t r = 0; r < num_rows; ++r) {
+    load_row(dtype, source + r * stride, dim, row);
+    int64_t c = 0;
+    for (; c + Vec::kLanes <= dim; c += Vec::kLanes)
+      Vec::store(sum + c, Vec::add(Vec::load(sum + c), Vec::load(row + c)));
+    for (; c < dim; ++c) sum[c] += row[c];
+  }
+}
+
 void load(const float* const* rows, int num_rows, int64_t head_dim, float* q_t) {
   switch (vectors_for(num_rows)) {
     case 1:
@@ -83,6 +94,7 @@ void softmax_state(const float* q_t, int num_rows, int64_t head_dim, const float
 }  // namespace
 
 extern const BlockStats kBlockStats;
-const BlockStats kBlockStats = {kRowsPerTile, Vec::kLanes, widen, load, max_scores, all_scores, softmax_state};
+const BlockStats kBlockStats = {kRowsPerTile, Vec::kLanes, widen,      add_rows,
+                                load,         max_scores,  all_scores, softmax_state};
 
 }  // namespace tilesieve::TILESIEVE_ISA

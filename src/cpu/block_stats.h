@@ -10,12 +10,17 @@
 
 namespace tilesieve {
 
+inline constexpr int64_t kMaxSummedDim = 256;  // the largest head_dim
+
 struct BlockStats {
   int rows_per_tile;
   int row_step;  // rows are padded to a multiple of this
 
   // rows [num_rows][dim] = stored rows that lie `stride` bytes apart, widened exactly. dtype is a storage format.
   void (*widen)(DType dtype, const uint8_t* source, int64_t stride, int64_t num_rows, int64_t dim, float* rows);
+
+  // sum [dim] += the same rows, one after the other; dim is at most kMaxSummedDim.
+  void (*add_rows)(DType dtype, const uint8_t* source, int64_t stride, int64_t num_rows, int64_t dim, float* sum);
 
   // q_t [head_dim][padded rows] = rows, transposed.
   void (*load_rows)(const float* const* rows, int num_rows, int64_t head_dim, float* q_t);

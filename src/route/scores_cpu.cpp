@@ -18,12 +18,6 @@ namespace tilesieve {
 
 namespace {
 
-// sum [dim] += a stored row; `scratch` holds dim floats.
-void add_row(const BlockStats& stats, DType dtype, const uint8_t* row, int64_t dim, float* scratch, float* sum) {
-  const float* x = f32_rows(stats, dtype, row, 0, 1, dim, scratch).data;
-  for (int64_t c = 0; c < dim; ++c) sum[c] += x[c];
-}
-
 // Mean keys of all blocks, f32 [num_kv_heads, total_kv_blocks, head_dim]. The last block of a sequence may be cut.
 std::vector<float> mean_keys(const Problem& problem, const SequenceTable& table, const RouteInputs& inputs,
                              const BlockStats& stats, int num_threads) {
@@ -33,13 +27,10 @@ std::vector<float> mean_keys(const Problem& problem, const SequenceTable& table,
     const int64_t head = index / problem.num_sequences(), sequence = index % problem.num_sequences();
     const size_t s = static_cast<size_t>(sequence);
     const StoredKeys keys = stored_keys(problem, table, inputs.k, inputs.block_table, sequence, head);
-    std::vector<float> scratch(static_cast<size_t>(d));
     for (int64_t b = 0; b < problem.num_kv_blocks(sequence); ++b) {
       float* mean = means.data() + (head * total_blocks + table.cu_kv_blocks[s] + b) * d;
       const int64_t num_keys = std::min(problem.kv_block_size, problem.kv_lens[s] - b * problem.kv_block_size);
-      for (int64_t j = 0; j < num_keys; ++j) {
-        add_row(stats, keys.dtype, keys.block(b) + j * keys.key_stride, d, scratch.data(), mean);
-      }
+      stats.add_rows(keys.dtype, keys.block(b), keys.key_stride, num_keys, d, mean);
       for (int64_t c = 0; c < d; ++c) mean[c] /= static_cast<float>(num_keys);
     }
   });
@@ -87,12 +78,11 @@ class RunScorer {
   RowRun group_means(RowRun rows) {
     const int64_t d = problem_.head_dim, group = problem_.group_size(), num_tokens = rows.num_rows() / group;
     queries_.assign(static_cast<size_t>(num_tokens * d), 0.0f);
-    scratch_.resize(static_cast<size_t>(d));
     for (int64_t i = 0; i < num_tokens; ++i) {
       float* mean = queries_.data() + i * d;
       for (int64_t g = 0; g < group; ++g) {
         const uint8_t* query = rows.rows[static_cast<size_t>(i * group + g)];
-        add_row(scorer_.stats(), rows.dtype, query, d, scratch_.data(), mean);
+        scorer_.stats().add_rows(rows.dtype, query, 0, 1, d, mean);
       }
       for (int64_t c = 0; c < d; ++c) mean[c] /= static_cast<float>(group);
       rows.rows[static_cast<size_t>(i)] = reinterpret_cast<const uint8_t*>(mean);
@@ -137,7 +127,7 @@ class RunScorer {
       }
       for (; num_summed < num_keys; ++num_summed) {
         const uint8_t* key = rows.keys.block(b) + num_summed * rows.keys.key_stride;
-        add_row(scorer_.stats(), rows.keys.dtype, key, d, scratch_.data(), sum.data());
+        scorer_.stats().add_rows(rows.keys.dtype, key, 0, 1, d, sum.data());
       }
       const float* query = queries_.data() + i * d;
       float score = 0.0f;
@@ -168,7 +158,7 @@ class RunScorer {
   const RouteOptions& options_;
   const std::vector<float>& means_;
   BlockScorer scorer_;
-  std::vector<float> scores_, queries_, scratch_;
+  std::vector<float> scores_, queries_;
 };
 
 void check_index(const Problem& problem, const TensorView& q, const TensorView& k, const TensorView& block_table) {

@@ -17,10 +17,7 @@ namespace {
 void add_mean(WideRows& rows, const BlockVectors::Source& source, int64_t dim, float* mean) {
   const int64_t num_tokens = source.block.num_tokens();
   for (int64_t head = 0; head < source.num_heads; ++head) {
-    rows.for_each(source.dtype, source.data + head * source.head_stride, source.row_stride, num_tokens,
-                  [&](const float* row) {
-                    for (int64_t c = 0; c < dim; ++c) mean[c] += row[c];
-                  });
+    rows.add(source.dtype, source.data + head * source.head_stride, source.row_stride, num_tokens, mean);
   }
   for (int64_t c = 0; c < dim; ++c) mean[c] /= static_cast<float>(num_tokens * source.num_heads);
 }

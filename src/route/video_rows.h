@@ -19,6 +19,11 @@ class WideRows {
  public:
   WideRows(const BlockStats& stats, int64_t dim) : stats_(stats), dim_(dim), wide_(static_cast<size_t>(dim)) {}
 
+  // sum [dim] += one row after the other.
+  void add(DType dtype, const uint8_t* data, int64_t stride, int64_t num_rows, float* sum) const {
+    stats_.add_rows(dtype, data, stride, num_rows, dim_, sum);
+  }
+
   // take(row [dim]) of one row after the other.
   template <class Take>
   void for_each(DType dtype, const uint8_t* data, int64_t stride, int64_t num_rows, const Take& take) {
