@@ -20,7 +20,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-DOCUMENTS = ("README.md", "docs/cpu.md", "docs/kv-outer.md", "docs/loops.md")
+DOCUMENTS = ("README.md", "docs/cpu.md", "docs/kv-outer.md", "docs/loops.md", "docs/video.md")
 BLOCK = re.compile(r"(<!-- bench (\S+) (\S+)(?: (\S+))? -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 COLUMNS = (
     ("kernel", "kernel"),
@@ -40,6 +40,8 @@ COLUMNS = (
     ("torch-matmul", "x PyTorch's matmul"),
     ("dense-share", "x its share of dense"),
     ("dense", "x dense in time"),
+    ("dense-kernel", "x dense in time"),
+    ("copy", "x a copy"),
     ("best-loop", "x the better loop"),
     ("bf16", "x bf16 in time"),
     ("torch", "x PyTorch's SDPA"),
