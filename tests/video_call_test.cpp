@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <numeric>
 
@@ -237,38 +238,66 @@ TEST(MeasureLayouts, HeadsAtATimeDoNotChangeARandomRoute) {
 // Real latents of a video: queries and keys are the tokens themselves.
 class Latents : public RealTensors {};
 
-TEST_F(Latents, RoutesLieBetweenFloorAndCeilingAndLongBoxesBeatRaster) {
-  // bf16 [16 channels, 16 frames, 40, 64]; patches of 1 x 2 x 2 are tokens of 64 numbers.
-  const std::string bytes = bytes_of_file(folder_ / "latents" / "wan_latents_16x16x40x64.bf16");
-  ASSERT_EQ(bytes.size(), size_t{16} * 16 * 40 * 64 * 2);
-  Problem problem =
-      Problem::parse("hq=1 hkv=1 d=64 q=10240 qblock=128 block=64 causal=0 segments=video:16x20x32 scale=0.05");
-  GuardedTensor tokens({10240, 1, 64}, Layout::packed, DType::f32);
-  for (int64_t c = 0; c < 16; ++c) {
-    for (int64_t t = 0; t < 16; ++t) {
-      for (int64_t y = 0; y < 40; ++y) {
-        for (int64_t x = 0; x < 64; ++x) {
-          const size_t at = static_cast<size_t>((((c * 16 + t) * 40 + y) * 64 + x) * 2);
-          const uint32_t bits = (static_cast<uint32_t>(static_cast<uint8_t>(bytes[at + 1])) << 24) |
-                                (static_cast<uint32_t>(static_cast<uint8_t>(bytes[at])) << 16);
-          tokens.at((t * 20 + y / 2) * 32 + x / 2, 0, c * 4 + y % 2 * 2 + x % 2) = std::bit_cast<float>(bits);
+// Tokens are patches of 1 x 2 x 2 latent numbers of all channels, in raster order; at(channel, frame, row, column).
+template <class At>
+Case latent_case(const Grid& grid, int64_t num_channels, double scale, const At& at) {
+  Problem problem = Problem::parse("hq=1 hkv=1 d=64 q=1 qblock=128 block=64 causal=0 segments=video:1");
+  problem.segments = {{SegmentKind::video, grid.num_tokens(), grid}};
+  problem.q_lens = problem.kv_lens = {grid.num_tokens()};
+  problem.head_dim = num_channels * 4;
+  problem.softmax_scale = scale;
+  Case c;
+  c.problem = problem;
+  c.q = GuardedTensor({grid.num_tokens(), 1, problem.head_dim}, Layout::packed, DType::f32);
+  for (int64_t f = 0; f < grid.t; ++f) {
+    for (int64_t y = 0; y < grid.h; ++y) {
+      for (int64_t x = 0; x < grid.w; ++x) {
+        for (int64_t d = 0; d < problem.head_dim; ++d) {
+          c.q.at((f * grid.h + y) * grid.w + x, 0, d) = at(d / 4, f, 2 * y + d / 2 % 2, 2 * x + d % 2);
         }
       }
     }
   }
-  const TokenLayout layouts[] = {raster_layout(problem), TokenLayout({problem.segments}, std::vector<Box>{{16, 2, 2}})};
+  return c;
+}
+
+// Floor below mass, mass at most the ceiling, more by a larger budget, and more in the box than in raster.
+void expect_sane_masses(const Case& c, const Box& box) {
+  const TokenLayout layouts[] = {raster_layout(c.problem), TokenLayout({c.problem.segments}, std::vector<Box>{box})};
   const VideoRouteOptions routes[] = {{.budget = 0.05}, {.budget = 0.15}, {.budget = 0.3}};
-  const auto mass = measure_layouts(problem, tokens.view(), tokens.view(), layouts, routes, 16);
+  const auto mass = measure_layouts(c.problem, c.q.view(), c.q.view(), layouts, routes, 16);
   for (const auto& of_layout : mass) {
     for (size_t r = 0; r < 3; ++r) {
       EXPECT_LT(of_layout[r].floor[0], of_layout[r].mass[0]);
       EXPECT_LE(of_layout[r].mass[0], of_layout[r].ceiling[0] + 1e-9);
+      EXPECT_LE(of_layout[r].ceiling[0], 1 + 1e-6);
       if (r > 0) {
         EXPECT_GT(of_layout[r].mass[0], of_layout[r - 1].mass[0]);
       }
     }
   }
   EXPECT_GT(mass[1][1].mass[0], mass[0][1].mass[0]);
+}
+
+TEST_F(Latents, OfWanKeepMoreInLongBoxesThanInRaster) {
+  const std::string bytes = bytes_of_file(folder_ / "latents" / "wan_latents_16x16x40x64.bf16");
+  ASSERT_EQ(bytes.size(), size_t{16} * 16 * 40 * 64 * 2);
+  const auto at = [&](int64_t channel, int64_t frame, int64_t row, int64_t column) {
+    const size_t place = static_cast<size_t>((((channel * 16 + frame) * 40 + row) * 64 + column) * 2);
+    const auto byte = [&](size_t i) { return static_cast<uint32_t>(static_cast<uint8_t>(bytes[place + i])); };
+    return std::bit_cast<float>(byte(1) << 24 | byte(0) << 16);
+  };
+  expect_sane_masses(latent_case({16, 20, 32}, 16, 0.05, at), {16, 2, 2});
+}
+
+TEST_F(Latents, OfFlowerKeepMoreInBoxesThanInRaster) {
+  const std::string bytes = bytes_of_file(folder_ / "latents" / "flower_taef2_latents_124x32x24x42.i8");
+  ASSERT_EQ(bytes.size(), size_t{124} * 32 * 24 * 42);
+  const auto at = [&](int64_t channel, int64_t frame, int64_t row, int64_t column) {
+    const size_t place = static_cast<size_t>(((frame * 32 + channel) * 24 + row) * 42 + column);
+    return static_cast<float>(static_cast<int8_t>(bytes[place])) / 32;
+  };
+  expect_sane_masses(latent_case({124, 12, 21}, 32, 0.05, at), {4, 4, 4});
 }
 
 }  // namespace
