@@ -74,7 +74,7 @@ void add_study_options(CLI::App& app, StudyOptions& options) {
   add_route_options(app, options);
 }
 
-LayoutChoice::LayoutChoice(const std::string& name) {
+LayoutChoice::LayoutChoice(const std::string& name) : name_(name) {
   if (name.ends_with(".json")) {
     is_table_ = true;
     const std::string text = read_text(name);
@@ -93,7 +93,13 @@ LayoutChoice::LayoutChoice(const std::string& name) {
 }
 
 TokenLayout LayoutChoice::of(const TokenSequence& sequence, int64_t layer, int64_t num_heads) const {
-  if (is_table_) return table_.layout(sequence, layer);  // whose heads must be as many
+  if (is_table_) {  // whose heads must be as many
+    try {
+      return table_.layout(sequence, layer);
+    } catch (const Error& error) {
+      throw Error(fmt::format("{}: {}", name_, error.what()));
+    }
+  }
   return TokenLayout(sequence, std::vector<Box>(static_cast<size_t>(num_heads), box_));
 }
 

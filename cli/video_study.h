@@ -58,6 +58,7 @@ class LayoutChoice {
   TokenLayout of(const TokenSequence& sequence, int64_t layer, int64_t num_heads) const;
 
  private:
+  std::string name_;
   Box box_;
   bool is_table_ = false;
   LayoutTable table_;

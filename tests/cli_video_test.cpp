@@ -136,6 +136,10 @@ TEST_F(CliVideo, LayoutSearchFindsTheBoxesThatWerePlanted) {
   }
   EXPECT_NEAR(sum / 16, report.at("chosen_mass").get<double>(), 1e-9);
   EXPECT_EQ(sweep.at("rows")[0].at("mean"), mass.at("rows")[0].at("mean"));
+  const std::string later = folder_.file("later");  // of a layer that the table has not
+  write_safetensors(later, {{"layer.10.q", owners_[0].view()}, {"layer.10.k", owners_[1].view()}},
+                    {{"segments", kSegments}});
+  expect_refused("sweep --layout " + table + " " + later, 1, {table, "layer", "10"});
   EXPECT_NE(run("layout-search " + file).out.find("the best of each head"), std::string::npos);
 }
 
