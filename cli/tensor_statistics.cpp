@@ -52,6 +52,8 @@ ReadElements reader_of(DType dtype) {
     case DType::u8:
       return read_elements<uint8_t>;
     case DType::f8_e5m2:
+    case DType::f8_e4m3fnuz:
+    case DType::f8_e5m2fnuz:
     case DType::boolean:
       return nullptr;
   }
