@@ -13,7 +13,6 @@
 #include "progress.h"
 #include "routers.h"
 #include "tilesieve/tilesieve.h"
-#include "tilesieve/video_mass.h"
 #include "values.h"
 
 namespace tilesieve::cli {

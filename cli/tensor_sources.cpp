@@ -94,8 +94,12 @@ TensorView TensorSources::require_numbers(const std::string& name, const std::st
 
 std::string TensorSources::metadata(const std::string& key) const {
   if (path_.empty()) return "";
-  const auto found = files_.front().metadata.find(key);
-  return found == files_.front().metadata.end() ? "" : found->second;
+  return metadata_of(files_.front(), key);
+}
+
+std::string metadata_of(const TensorFile& file, const std::string& key) {
+  const auto found = file.metadata.find(key);
+  return found == file.metadata.end() ? "" : found->second;
 }
 
 std::vector<std::string> prefixes_in(const TensorFile& file) {

@@ -14,6 +14,9 @@ namespace tilesieve::cli {
 // A tensor file, or a folder of .npy files as one.
 TensorFile read_file_or_folder(const std::string& path);
 
+// Of safetensors' __metadata__; "" where there is none.
+std::string metadata_of(const TensorFile& file, const std::string& key);
+
 // "layer.9." and the like: what stands before the tensor name q, in the order of the file; "" for a plain q comes
 // first.
 std::vector<std::string> prefixes_in(const TensorFile& file);

@@ -122,9 +122,7 @@ bool Captures::is_middle(int64_t layer) const {
 }
 
 std::string segments_of(const CaptureOptions& options, const TensorFile& file) {
-  if (!options.segments.empty()) return options.segments;
-  const auto found = file.metadata.find("segments");
-  return found == file.metadata.end() ? "" : found->second;
+  return options.segments.empty() ? metadata_of(file, "segments") : options.segments;
 }
 
 Captures load_captures(const std::string& path, const CaptureOptions& options) {

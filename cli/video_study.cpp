@@ -9,6 +9,7 @@
 #include "progress.h"
 #include "tilesieve/error.h"
 #include "tilesieve/io.h"
+#include "tilesieve/metrics.h"
 #include "values.h"
 
 namespace tilesieve::cli {
@@ -16,17 +17,11 @@ namespace tilesieve::cli {
 namespace {
 
 Router router_of(const std::string& name) {
-  const Router router = [&] {
-    try {
-      return parse_router(name);
-    } catch (const Error&) {
-      return Router::index;  // which no video has either
-    }
-  }();
-  if (router != Router::mean_pool && router != Router::oracle && router != Router::random) {
-    throw UsageError(fmt::format("--router: got '{}', expected mean_pool, oracle or random", name));
+  try {
+    return parse_video_router(name);
+  } catch (const Error& error) {
+    throw UsageError(fmt::format("--{}", error.what()));
   }
-  return router;
 }
 
 // A capture that holds NaN or infinity has no masses.

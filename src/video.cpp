@@ -130,17 +130,6 @@ void check_attention(const Problem& problem, const AttentionInputs& inputs, cons
   }
 }
 
-// Bytes of one head's reordered tensors.
-int64_t attention_bytes(const Problem& problem, const AttentionOutputs& outputs) {
-  const int64_t row = problem.group_size() * size_in_bytes(problem.q_dtype) + 2 * size_in_bytes(problem.kv_dtype) +
-                      problem.group_size() * size_in_bytes(outputs.o.dtype);
-  return row * problem.head_dim * problem.total_q();
-}
-int64_t measuring_bytes(const Problem& problem) {
-  const int64_t row = problem.group_size() * size_in_bytes(problem.q_dtype) + size_in_bytes(problem.kv_dtype);
-  return row * problem.head_dim * problem.total_q();
-}
-
 // Attends by what choose(problem, q, k) gives for the heads in slots.
 template <class Choose>
 std::string attend_heads(Heads& heads, const AttentionInputs& inputs, const AttentionOutputs& outputs,
@@ -170,12 +159,32 @@ void append(VideoMass& all, const VideoMass& some, double share) {
 }
 
 // KV heads that are worked on together: blocks of queries for all threads, in as little memory as that takes.
-int64_t heads_at_a_time(const Problem& problem, int64_t blocks_per_head, int64_t bytes_per_head,
+// `row_bytes`: of a token's reordered numbers under a head, a channel.
+int64_t heads_at_a_time(const Problem& problem, int64_t blocks_per_head, int64_t row_bytes,
                         const Execution& execution) {
+  const int64_t bytes_per_head = row_bytes * problem.head_dim * problem.total_q();
   const int64_t wanted =
       ceil_div(kBlocksPerThread * resolve_num_threads(execution.num_threads), std::max<int64_t>(1, blocks_per_head));
   return std::clamp<int64_t>(std::min(wanted, kBytesAtATime / std::max<int64_t>(1, bytes_per_head)), 1,
                              problem.num_kv_heads);
+}
+
+int64_t heads_to_attend(const Problem& problem, const AttentionOutputs& outputs, const Execution& execution) {
+  const int64_t row_bytes = problem.group_size() * size_in_bytes(problem.q_dtype) +
+                            2 * size_in_bytes(problem.kv_dtype) + problem.group_size() * size_in_bytes(outputs.o.dtype);
+  return heads_at_a_time(problem, problem.num_q_rows(), row_bytes, execution);
+}
+
+int64_t heads_to_measure(const Problem& problem, int64_t num_sampled, const Execution& execution) {
+  const int64_t row_bytes = problem.group_size() * size_in_bytes(problem.q_dtype) + size_in_bytes(problem.kv_dtype);
+  const int64_t blocks = num_sampled > 0 ? num_sampled * problem.num_sequences() : problem.num_q_rows();
+  return heads_at_a_time(problem, blocks, row_bytes, execution);
+}
+
+// For the steps of a call that counts heads itself.
+Execution without_progress(Execution execution) {
+  execution.progress = nullptr;
+  return execution;
 }
 
 template <class Body>
@@ -205,10 +214,8 @@ std::string video_attention(const Problem& problem, const AttentionInputs& input
                             const Execution& execution) {
   check_attention(problem, inputs, outputs);
   check_layout(problem, layout);
-  const int64_t at_a_time =
-      heads_at_a_time(problem, problem.num_q_rows(), attention_bytes(problem, outputs), execution);
-  Execution inner = execution;  // progress counts heads
-  inner.progress = nullptr;
+  const int64_t at_a_time = heads_to_attend(problem, outputs, execution);
+  const Execution inner = without_progress(execution);
   std::atomic<int64_t>* done = Progress::begin(execution.progress, problem.num_kv_heads);
   std::string explanation;
   for_each_heads(problem, at_a_time, [&](int64_t begin, int64_t count) {
@@ -229,12 +236,10 @@ std::vector<std::vector<VideoMass>> measure_layouts(const Problem& problem, cons
   problem.validate();
   check_queries_and_keys(problem, q, k, {});
   for (const TokenLayout& layout : layouts) check_layout(problem, layout);
-  Execution inner = execution;
-  inner.progress = nullptr;
+  const Execution inner = without_progress(execution);
   std::atomic<int64_t>* done =
       Progress::begin(execution.progress, problem.num_kv_heads * static_cast<int64_t>(layouts.size()));
-  const int64_t blocks_per_head = num_sampled > 0 ? num_sampled * problem.num_sequences() : problem.num_q_rows();
-  const int64_t at_a_time = heads_at_a_time(problem, blocks_per_head, measuring_bytes(problem), execution);
+  const int64_t at_a_time = heads_to_measure(problem, num_sampled, execution);
 
   std::vector<std::vector<VideoMass>> masses(layouts.size(), std::vector<VideoMass>(routes.size()));
   for_each_heads(problem, at_a_time, [&](int64_t begin, int64_t count) {
@@ -265,10 +270,8 @@ std::string veda_attention(const Problem& problem, const AttentionInputs& inputs
   check_attention(problem, inputs, outputs);
   check_layout(problem, layout);
   check_veda_projections(problem, projections, head_begin);
-  const int64_t at_a_time =
-      heads_at_a_time(problem, problem.num_q_rows(), attention_bytes(problem, outputs), execution);
-  Execution inner = execution;  // progress counts heads
-  inner.progress = nullptr;
+  const int64_t at_a_time = heads_to_attend(problem, outputs, execution);
+  const Execution inner = without_progress(execution);
   std::atomic<int64_t>* done = Progress::begin(execution.progress, problem.num_kv_heads);
   std::string explanation;
   for_each_box(problem, box_of_head, at_a_time, [&](const Problem& tiled, int64_t begin, int64_t count) {
@@ -290,11 +293,9 @@ VideoMass measure_veda(const Problem& problem, const TensorView& q, const Tensor
   check_queries_and_keys(problem, q, k, {});
   check_layout(problem, layout);
   check_veda_projections(problem, projections, head_begin);
-  Execution inner = execution;
-  inner.progress = nullptr;
+  const Execution inner = without_progress(execution);
   std::atomic<int64_t>* done = Progress::begin(execution.progress, problem.num_kv_heads);
-  const int64_t blocks_per_head = num_sampled > 0 ? num_sampled * problem.num_sequences() : problem.num_q_rows();
-  const int64_t at_a_time = heads_at_a_time(problem, blocks_per_head, measuring_bytes(problem), execution);
+  const int64_t at_a_time = heads_to_measure(problem, num_sampled, execution);
   VideoMass mass;
   for_each_box(problem, box_of_head, at_a_time, [&](const Problem& tiled, int64_t begin, int64_t count) {
     Heads heads(tiled, layout, begin, count, inner);

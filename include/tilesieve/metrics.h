@@ -42,4 +42,7 @@ struct Difference {
 };
 Difference compare(const TensorView& got, const TensorView& want);
 
+// The middle value, the mean of the two middle ones where their number is even; 0 of none, NaN where one is NaN.
+double median(std::span<const double> values);
+
 }  // namespace tilesieve

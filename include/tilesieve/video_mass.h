@@ -33,7 +33,4 @@ std::vector<VideoMass> measure_video_mass(const Problem& problem, const TensorVi
                                           std::span<const BlockIndex> routes, int64_t num_sampled = 48,
                                           const Execution& execution = {});
 
-// The middle value, the mean of the two middle ones where their number is even; 0 of none, NaN where one is NaN.
-double median(std::span<const double> values);
-
 }  // namespace tilesieve

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string_view>
 #include <vector>
 
 #include "tilesieve/execution.h"
@@ -13,6 +14,9 @@
 #include "tilesieve/tensor.h"
 
 namespace [[gnu::visibility("default")]] tilesieve {
+
+// With - or _; Error unless it is mean_pool, oracle or random.
+Router parse_video_router(std::string_view name);
 
 struct VideoRouteOptions {
   Router router = Router::mean_pool;  // mean_pool, oracle or random

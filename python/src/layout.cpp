@@ -15,12 +15,6 @@
 
 namespace tilesieve::python {
 
-namespace {
-
-std::string element(const std::string& argument, size_t i) { return argument + "[" + std::to_string(i) + "]"; }
-
-nb::object attribute(nb::handle object, const char* name) { return object.attr(name); }
-
 Grid grid_from(nb::handle object) {
   const std::vector<int64_t> sizes = whole_numbers("grid", object);
   if (sizes.size() != 3) {
@@ -30,17 +24,35 @@ Grid grid_from(nb::handle object) {
   return {sizes[0], sizes[1], sizes[2]};
 }
 
-std::vector<Box> boxes_from(const std::string& argument, nb::handle object) {
-  std::vector<Box> boxes;
-  for (const nb::object& box : items_of(argument, object))
-    boxes.push_back(box_from(element(argument, boxes.size()), box));
-  return boxes;
-}
+nb::tuple tuple_of(const Grid& grid) { return nb::make_tuple(grid.t, grid.h, grid.w); }
 
 nb::list texts_of(const std::vector<Box>& boxes) {
   nb::list texts;
   for (const Box& box : boxes) texts.append(box.to_text());
   return texts;
+}
+
+nb::tuple tuple_of(const std::vector<std::vector<int32_t>>& places) {
+  nb::list layers;
+  for (const std::vector<int32_t>& heads : places) {
+    nb::list of_layer;
+    for (int32_t place : heads) of_layer.append(place);
+    layers.append(nb::tuple(of_layer));
+  }
+  return nb::tuple(layers);
+}
+
+namespace {
+
+std::string element(const std::string& argument, size_t i) { return argument + "[" + std::to_string(i) + "]"; }
+
+nb::object attribute(nb::handle object, const char* name) { return object.attr(name); }
+
+std::vector<Box> boxes_from(const std::string& argument, nb::handle object) {
+  std::vector<Box> boxes;
+  for (const nb::object& box : items_of(argument, object))
+    boxes.push_back(box_from(element(argument, boxes.size()), box));
+  return boxes;
 }
 
 // Places in the menu of one layer.
@@ -70,15 +82,9 @@ LayoutTable table_from(nb::handle object) {
 
 nb::dict dict_of(const LayoutTable& table) {
   nb::dict fields;
-  nb::list layers;
-  for (const std::vector<int32_t>& heads : table.box_of_head) {
-    nb::list places;
-    for (int32_t box : heads) places.append(box);
-    layers.append(nb::tuple(places));
-  }
-  fields["grid"] = nb::make_tuple(table.grid.t, table.grid.h, table.grid.w);
+  fields["grid"] = tuple_of(table.grid);
   fields["menu"] = nb::tuple(texts_of(table.menu));
-  fields["box_of_head"] = nb::tuple(layers);
+  fields["box_of_head"] = tuple_of(table.box_of_head);
   return fields;
 }
 

@@ -19,6 +19,14 @@ std::vector<nb::object> items_of(const std::string& argument, nb::handle object)
 // As BorrowedArray, of the CPU alone.
 BorrowedArray cpu_array(const char* argument, nb::handle object, Access access = Access::read);
 
+// Three numbers: latent frames, rows, tokens of a row.
+Grid grid_from(nb::handle object);
+nb::tuple tuple_of(const Grid& grid);
+
+nb::list texts_of(const std::vector<Box>& boxes);
+// [num_layers][num_heads] places in a menu.
+nb::tuple tuple_of(const std::vector<std::vector<int32_t>>& places);
+
 // "raster" or "4x4x4".
 Box box_from(const std::string& argument, nb::handle object);
 

@@ -11,6 +11,7 @@
 #include "bindings.h"
 #include "call.h"
 #include "errors.h"
+#include "layout.h"
 #include "tilesieve/tilesieve.h"
 #include "values.h"
 
@@ -19,17 +20,6 @@ namespace tilesieve::python {
 namespace {
 
 constexpr double kKeepRatio = 0.1;  // where neither is given
-
-Grid grid_from(nb::handle object) {
-  const std::vector<int64_t> sizes = whole_numbers("grid", object);
-  if (sizes.size() != 3) {
-    throw Error("grid: got " + std::to_string(sizes.size()) +
-                " numbers, expected three: latent frames, rows, tokens of a row");
-  }
-  return {sizes[0], sizes[1], sizes[2]};
-}
-
-nb::tuple tuple_of(const Grid& grid) { return nb::make_tuple(grid.t, grid.h, grid.w); }
 
 VedaBudget budget_from(nb::handle keep_ratio, nb::handle tiles_per_row) {
   if (!keep_ratio.is_none() && !tiles_per_row.is_none()) {
@@ -56,10 +46,7 @@ nb::tuple tiling_call(nb::handle grid, nb::handle box) {
 }
 
 nb::tuple menu_call(nb::handle grid, nb::handle max_padding) {
-  nb::list texts;
-  for (const Box& box : veda_menu(grid_from(grid), real_number("max_padding", max_padding)))
-    texts.append(box.to_text());
-  return nb::tuple(texts);
+  return nb::tuple(texts_of(veda_menu(grid_from(grid), real_number("max_padding", max_padding))));
 }
 
 nb::tuple sequence_call(nb::handle segments, nb::handle box) {
@@ -112,18 +99,11 @@ nb::object route_call(nb::handle q, nb::handle k, nb::handle segments, nb::handl
 }
 
 nb::dict dict_of(const VedaPlan& plan) {
-  nb::list shapes, layers;
-  for (const Box& box : plan.shapes) shapes.append(box.to_text());
-  for (const std::vector<int32_t>& heads : plan.shape_of_head) {
-    nb::list places;
-    for (int32_t place : heads) places.append(place);
-    layers.append(nb::tuple(places));
-  }
   nb::dict fields;
   fields["geometry"] = decoded(plan.geometry);
   fields["grid"] = tuple_of(plan.grid);
-  fields["shapes"] = nb::tuple(shapes);
-  fields["shape_of_head"] = nb::tuple(layers);
+  fields["shapes"] = nb::tuple(texts_of(plan.shapes));
+  fields["shape_of_head"] = tuple_of(plan.shape_of_head);
   return fields;
 }
 

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "bindings.h"
@@ -34,14 +35,9 @@ Problem problem_of(nb::handle segments, nb::handle softmax_scale, nb::handle q_b
   return problem;
 }
 
-Router video_router_from(const std::string& argument, nb::handle object) {
-  const std::string given(text(argument.c_str(), object));
-  std::string name = given;
-  std::replace(name.begin(), name.end(), '-', '_');
-  for (Router router : {Router::mean_pool, Router::oracle, Router::random}) {
-    if (name == name_of(router)) return router;
-  }
-  throw Error(argument + ": got '" + given + "', expected mean_pool, oracle or random");
+Router video_router_from(const char* argument, nb::handle object) {
+  const std::string_view name = text(argument, object);
+  return renamed("router", argument, [&] { return parse_video_router(name); });
 }
 
 VideoRouteOptions route_options(nb::handle router, nb::handle budget, nb::handle num_routed,

@@ -126,6 +126,14 @@ def box_order(grid: Sequence[int], box: str) -> npt.NDArray[np.int32]:
     return np.asarray(_core.box_order(grid, box))
 
 
+def _reordered(gathers: bool, source: A, segments: str, layout: Layout, layer: int | None, head_begin: int, out: Any,
+               num_threads: int | None, isa: Isa) -> A:
+    reordering = _core.Reordering(gathers, source, segments, layout, layer, head_begin)
+    out = new_like(source) if out is None else out
+    reordering.run(out, num_threads, isa)
+    return out  # type: ignore[no-any-return]
+
+
 def gather_tokens(
     tokens: A,
     *,
@@ -161,10 +169,7 @@ def gather_tokens(
         ValueError: an argument that does not fit, by name, with what was got and what exists (`tilesieve.Error`).
         TypeError: an argument of another type, by name.
     """
-    reordering = _core.Reordering(True, tokens, segments, layout, layer, head_begin)
-    out = new_like(tokens) if out is None else out
-    reordering.run(out, num_threads, isa)
-    return out  # type: ignore[no-any-return]
+    return _reordered(True, tokens, segments, layout, layer, head_begin, out, num_threads, isa)
 
 
 def scatter_tokens(
@@ -179,7 +184,4 @@ def scatter_tokens(
     isa: Isa = "best",
 ) -> A:
     """The way back of `gather_tokens`: out[order of head h [s], h] = slots[s, h]. Arguments and errors as there."""
-    reordering = _core.Reordering(False, slots, segments, layout, layer, head_begin)
-    out = new_like(slots) if out is None else out
-    reordering.run(out, num_threads, isa)
-    return out  # type: ignore[no-any-return]
+    return _reordered(False, slots, segments, layout, layer, head_begin, out, num_threads, isa)

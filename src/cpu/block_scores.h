@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include "base/aligned.h"
@@ -66,6 +67,21 @@ class BlockScorer {
     int64_t floats = 0;
   };
   Buffer buffers_[kNumSlots];
+};
+
+// One for each thread, made when the thread first asks.
+class BlockScorers {
+ public:
+  BlockScorers(int num_threads, Isa isa) : isa_(isa), scorers_(static_cast<size_t>(num_threads)) {}
+  BlockScorer& of(int thread) {
+    std::unique_ptr<BlockScorer>& scorer = scorers_[static_cast<size_t>(thread)];
+    if (!scorer) scorer = std::make_unique<BlockScorer>(isa_);
+    return *scorer;
+  }
+
+ private:
+  Isa isa_;
+  std::vector<std::unique_ptr<BlockScorer>> scorers_;
 };
 
 }  // namespace tilesieve

@@ -53,16 +53,16 @@ std::vector<Mass> measure_mass(const Problem& problem, const RouteInputs& inputs
   // Sums of each run on its own, added up in run order afterwards: the same bits for any number of threads.
   std::vector<std::vector<MassSums>> run_sums(runs.size(), std::vector<MassSums>(routes.size()));
   const auto num_runs = static_cast<int64_t>(runs.size());
+  BlockScorers scorers(resolve_num_threads(execution.num_threads), execution.isa);
   std::atomic<int64_t>* done = Progress::begin(execution.progress, num_runs);
-  parallel_for(execution.num_threads, num_runs, done, [&](int, int64_t index) {
+  parallel_for(execution.num_threads, num_runs, done, [&](int thread, int64_t index) {
     const TokenRun& run = runs[static_cast<size_t>(index)];
     const int64_t head = run.head_begin;
     const RowRun rows = query_rows(problem, table, run, inputs.q, inputs.k, inputs.block_table);
     const int64_t stride = ceil_div(rows.max_visible(), problem.kv_block_size);
     std::vector<float> masses(static_cast<size_t>(run.num_tokens * stride));
-    BlockScorer scorer(execution.isa);
-    scorer.mass_per_block(rows, score_scale(problem, inputs.q_scale, inputs.k_scale, head), group, masses.data(),
-                          stride);
+    scorers.of(thread).mass_per_block(rows, score_scale(problem, inputs.q_scale, inputs.k_scale, head), group,
+                                      masses.data(), stride);
     RowJudge judge;
     for (int64_t i = 0; i < run.num_tokens; ++i) {
       const SequenceTable::Token token = table.token(run.token(i));

@@ -2,8 +2,6 @@
 #include "tilesieve/video_mass.h"
 
 #include <algorithm>
-#include <cmath>
-#include <memory>
 
 #include "base/fail.h"
 #include "base/parallel.h"
@@ -43,17 +41,15 @@ std::vector<VideoMass> measure_video_mass(const Problem& problem, const TensorVi
 
   // Of each item on its own, added up in their order afterwards: the same bits for any number of threads.
   std::vector<std::vector<MassSums>> sums(static_cast<size_t>(num_items), std::vector<MassSums>(routes.size()));
-  std::vector<std::unique_ptr<BlockScorer>> scorers(static_cast<size_t>(resolve_num_threads(execution.num_threads)));
+  BlockScorers scorers(resolve_num_threads(execution.num_threads), execution.isa);
   std::atomic<int64_t>* done = Progress::begin(execution.progress, num_items);
   parallel_for(execution.num_threads, num_items, done, [&](int thread, int64_t item) {
-    std::unique_ptr<BlockScorer>& scorer = scorers[static_cast<size_t>(thread)];
-    if (!scorer) scorer = std::make_unique<BlockScorer>(execution.isa);
     const int64_t head = item / per_head, sequence = item % per_head / num_samples;
     const int64_t place = samples[static_cast<size_t>(item % num_samples)];
     const VideoBlocks::Block& query = blocks.queries()[static_cast<size_t>(place)];
     const RowRun rows = block_rows(problem, table, q, k, sequence, head, query.begin, query.num_tokens());
     std::vector<float> masses(static_cast<size_t>(nk));
-    scorer->mass_per_block(rows, problem.scale(), rows.num_rows(), masses.data(), nk);
+    scorers.of(thread).mass_per_block(rows, problem.scale(), rows.num_rows(), masses.data(), nk);
     const auto is_forced = [&](int64_t b) { return blocks.is_forced(query, blocks.keys()[static_cast<size_t>(b)]); };
     RowJudge judge;
     for (size_t r = 0; r < routes.size(); ++r) {
@@ -79,17 +75,6 @@ std::vector<VideoMass> measure_video_mass(const Problem& problem, const TensorVi
     result[r].num_measured = per_head;
   }
   return result;
-}
-
-double median(std::span<const double> values) {
-  if (values.empty()) return 0;
-  for (double value : values) {
-    if (std::isnan(value)) return value;
-  }
-  std::vector<double> sorted(values.begin(), values.end());
-  std::sort(sorted.begin(), sorted.end());
-  const size_t middle = sorted.size() / 2;
-  return sorted.size() % 2 == 1 ? sorted[middle] : (sorted[middle - 1] + sorted[middle]) / 2;
 }
 
 }  // namespace tilesieve

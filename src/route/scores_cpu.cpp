@@ -5,10 +5,10 @@
 #include <vector>
 
 #include "base/fail.h"
-#include "base/mix.h"
 #include "base/parallel.h"
 #include "base/rounding.h"
 #include "cpu/block_scores.h"
+#include "route/random_scores.h"
 #include "route/score_rows.h"
 #include "tensor/checks.h"
 #include "tensor/kv_storage.h"
@@ -63,7 +63,7 @@ class RunScorer {
                                problem_.group_size(), scores_.data(), stride);
         break;
       case Router::random:
-        random_scores(run, stride);
+        random_rows(run, stride);
         break;
     }
     return scores_.data();
@@ -136,18 +136,12 @@ class RunScorer {
     }
   }
 
-  // A hash of (seed, head, position in the sequence, block): independent of threads, of the batch around the sequence,
-  // and of how a prefill is cut into calls.
-  void random_scores(const TokenRun& run, int64_t stride) {
+  // By the position in the sequence, so that it does not matter how a prefill is cut into calls.
+  void random_rows(const TokenRun& run, int64_t stride) {
     for (int64_t h = 0; h < run.num_heads(); ++h) {
       for (int64_t i = 0; i < run.num_tokens; ++i) {
-        const uint64_t head = static_cast<uint64_t>(run.head_begin + h);
-        const uint64_t position = static_cast<uint64_t>(table_.token(run.token(i)).position);
-        const uint64_t row = mix(mix(mix(options_.seed) + head) + position);
-        for (int64_t b = 0; b < stride; ++b) {
-          scores_[static_cast<size_t>((h * run.num_tokens + i) * stride + b)] =
-              unit_float(mix(row + static_cast<uint64_t>(b)));
-        }
+        random_scores(options_.seed, run.head_begin + h, table_.token(run.token(i)).position, stride,
+                      scores_.data() + (h * run.num_tokens + i) * stride);
       }
     }
   }

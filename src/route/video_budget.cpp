@@ -3,21 +3,31 @@
 
 #include <algorithm>
 #include <cmath>
+#include <iterator>
 
 #include "base/fail.h"
+#include "base/spelling.h"
 
 namespace tilesieve {
+
+namespace {
+
+constexpr Router kRouters[] = {Router::mean_pool, Router::oracle, Router::random};
+
+}  // namespace
+
+Router parse_video_router(std::string_view name) {
+  for (Router router : kRouters) {
+    if (is_spelling_of(name, name_of(router))) return router;
+  }
+  fail("router: got '{}', expected mean_pool, oracle or random", name);
+}
 
 void check_video_options(const Problem& problem, const VideoRouteOptions& options) {
   problem.validate();
   if (problem.segments.empty()) fail("problem.segments: got none, expected those of a video sequence");
-  switch (options.router) {
-    case Router::mean_pool:
-    case Router::oracle:
-    case Router::random:
-      break;
-    default:
-      fail("router: got {}, expected mean_pool, oracle or random", name_of(options.router));
+  if (std::find(std::begin(kRouters), std::end(kRouters), options.router) == std::end(kRouters)) {
+    fail("router: got {}, expected mean_pool, oracle or random", name_of(options.router));
   }
   if (options.head_begin < 0) fail("head_begin: got {}, expected 0 or more", options.head_begin);
   if (options.num_routed < -1) fail("num_routed: got {}, expected 0 or more, or -1 for a budget", options.num_routed);
@@ -53,10 +63,6 @@ VideoBudget video_budget(const Problem& problem, const VideoRouteOptions& option
       std::min(result.num_blocks - result.num_forced, num_routed_beside(blocks, result.num_forced, options));
   result.num_slots = (result.num_forced + result.num_routed) * problem.kv_block_size;
   return result;
-}
-
-bool DensePolicy::is_dense(int64_t step, int64_t layer) const {
-  return step < first_steps || layer < first_layers || std::find(layers.begin(), layers.end(), layer) != layers.end();
 }
 
 }  // namespace tilesieve

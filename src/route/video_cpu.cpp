@@ -2,8 +2,8 @@
 #include <algorithm>
 #include <optional>
 
-#include "base/mix.h"
 #include "cpu/block_scores.h"
+#include "route/random_scores.h"
 #include "route/video_budget.h"
 #include "route/video_rows.h"
 #include "tensor/query_rows.h"
@@ -20,17 +20,6 @@ void add_mean(WideRows& rows, const BlockVectors::Source& source, int64_t dim, f
     rows.add(source.dtype, source.data + head * source.head_stride, source.row_stride, num_tokens, mean);
   }
   for (int64_t c = 0; c < dim; ++c) mean[c] /= static_cast<float>(num_tokens * source.num_heads);
-}
-
-// scores [num_rows][num_blocks] of blocks of queries, uniform in [0, 1): a hash of (seed, the model's head, block of
-// queries, block), whatever the call holds beside.
-void draw_scores(uint64_t seed, int64_t head, int64_t first_row, int64_t num_rows, int64_t num_blocks, float* scores) {
-  for (int64_t i = 0; i < num_rows; ++i) {
-    const uint64_t row = mix(mix(mix(seed) + static_cast<uint64_t>(head)) + static_cast<uint64_t>(first_row + i));
-    for (int64_t b = 0; b < num_blocks; ++b) {
-      scores[i * num_blocks + b] = unit_float(mix(row + static_cast<uint64_t>(b)));
-    }
-  }
 }
 
 }  // namespace
@@ -66,7 +55,9 @@ Tensor route_video(const Problem& problem, const TensorView& q, const TensorView
       break;
     default:
       rows.score = [&](BlockScorer&, int64_t, int64_t head, int64_t begin, int64_t end, float* scores) {
-        draw_scores(options.seed, options.head_begin + head, begin, end - begin, num_blocks, scores);
+        for (int64_t i = begin; i < end; ++i, scores += num_blocks) {
+          random_scores(options.seed, options.head_begin + head, i, num_blocks, scores);
+        }
       };
   }
   return route_video_rows(problem, blocks, rows, execution);

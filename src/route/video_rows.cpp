@@ -2,7 +2,6 @@
 #include "route/video_rows.h"
 
 #include <algorithm>
-#include <memory>
 #include <numeric>
 
 #include "base/parallel.h"
@@ -97,17 +96,15 @@ Tensor route_video_rows(const Problem& problem, const VideoBlocks& blocks, const
   Tensor block_index(DType::i32, {problem.num_kv_heads, nq * problem.num_sequences(), capacity});
 
   const int64_t items_per_head = ceil_div(nq, rows.rows_per_item);
-  std::vector<std::unique_ptr<BlockScorer>> scorers(static_cast<size_t>(resolve_num_threads(execution.num_threads)));
+  BlockScorers scorers(resolve_num_threads(execution.num_threads), execution.isa);
   const int64_t num_items = items_per_head * problem.num_kv_heads * problem.num_sequences();
   std::atomic<int64_t>* done = Progress::begin(execution.progress, num_items);
   parallel_for(execution.num_threads, num_items, done, [&](int thread, int64_t item) {
-    std::unique_ptr<BlockScorer>& scorer = scorers[static_cast<size_t>(thread)];
-    if (!scorer) scorer = std::make_unique<BlockScorer>(execution.isa);
     const int64_t begin = item % items_per_head * rows.rows_per_item, end = std::min(nq, begin + rows.rows_per_item);
     const int64_t pair = item / items_per_head;
     const int64_t sequence = pair / problem.num_kv_heads, head = pair % problem.num_kv_heads;
     std::vector<float> scores(static_cast<size_t>((end - begin) * nk));
-    rows.score(*scorer, sequence, head, begin, end, scores.data());
+    rows.score(scorers.of(thread), sequence, head, begin, end, scores.data());
     std::vector<uint64_t> ranks;
     std::vector<int32_t> ids;
     for (int64_t i = begin; i < end; ++i) {
