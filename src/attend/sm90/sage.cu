@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: Apache-2.0
+// A persistent CTA on each multiprocessor: one thread fetches, two or three warpgroups compute, each its 64 rows.
+#include <algorithm>
+
+#include "attend/sm90/sage.h"
+#include "attend/sm90/sage_consumer.h"
+#include "attend/sm90/sage_producer.h"
+#include "cuda/launch.h"
+#include "cuda/tensor_map.h"
+
+namespace tilesieve::sm90 {
+
+namespace {
+
+template <class Config>
+__global__ void __launch_bounds__(Config::kThreads, 1)
+    sage_kernel(const __grid_constant__ CUtensorMap q_map, const __grid_constant__ CUtensorMap k_map,
+                const __grid_constant__ CUtensorMap v_map, const __grid_constant__ SageArgs args) {
+  extern __shared__ __align__(1024) uint8_t raw[];  // nothing else lies in shared memory, so it begins aligned
+  SageShared<Config>& shared = *reinterpret_cast<SageShared<Config>*>(raw);
+  if (threadIdx.x == 0) {
+    for (int i = 0; i < 2; ++i) {
+      for (int c = 0; c < Config::kNumConsumers; ++c) {
+        cuda::barrier_init(&shared.q_full[i][c], 1);
+        cuda::barrier_init(&shared.q_empty[i][c], 4);
+      }
+    }
+    for (int i = 0; i < Config::kStages; ++i) {
+      cuda::barrier_init(&shared.k_full[i], 1);
+      cuda::barrier_init(&shared.v_full[i], 1);
+      cuda::barrier_init(&shared.k_empty[i], 4 * Config::kNumConsumers);
+      cuda::barrier_init(&shared.v_empty[i], 4 * Config::kNumConsumers);
+    }
+    cuda::fence_barrier_init();
+  }
+  __syncthreads();
+  cuda::wait_for_previous();
+  cuda::let_next_begin();
+  // The shuffle tells the compiler that the number is the same in all lanes.
+  const int warpgroup = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / 128, 0);
+  if (warpgroup == 0) {
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(Config::kOtherRegisters));
+    if (threadIdx.x == 0) sage_produce(shared, q_map, k_map, v_map, args);
+  } else {
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(Config::kConsumerRegisters));
+    SageConsumer<Config>(shared, args, warpgroup - 1).run();
+  }
+}
+
+template <class Config>
+void launch(const SageQuantized& quantized, SageArgs args, int num_sms, void* stream) {
+  const int64_t heads = int64_t{quantized.num_sequences} * args.num_q_heads;
+  const int64_t kv_heads = int64_t{quantized.num_sequences} * args.num_kv_heads;
+  const int64_t padded = int64_t{args.num_blocks} * kSageBlock, d = Config::kHeadDim;
+  const auto map = [&](const char* name, void* data, int64_t width, int64_t rows, int64_t planes, int box_width,
+                       int box_rows) {
+    cuda::TensorMapShape shape;
+    shape.argument = name;
+    shape.data = data;
+    shape.sizes[0] = width, shape.sizes[1] = rows, shape.sizes[2] = planes;
+    shape.stride_bytes[0] = width, shape.stride_bytes[1] = width * rows;
+    shape.box[0] = box_width, shape.box[1] = box_rows;
+    return cuda::make_tensor_map(shape);
+  };
+  const CUtensorMap q_map = map("q", quantized.q, d, args.q_len, heads, Config::kHeadDim, kTileRows);
+  const CUtensorMap k_map = map("k", quantized.k, d, args.kv_len, kv_heads, Config::kHeadDim, kSageBlock);
+  const CUtensorMap v_map = map("v", quantized.v, padded, d, kv_heads, kSageBlock, Config::kHeadDim);
+  args.num_row_tiles = (args.q_len + Config::kRows - 1) / Config::kRows;
+  args.num_tiles = static_cast<int32_t>(args.num_row_tiles * heads);
+  if (args.num_tiles == 0) return;
+  constexpr auto kernel = sage_kernel<Config>;
+  cuda::allow_shared_bytes("sage", kernel, sizeof(SageShared<Config>));
+  cuda::launch("sage", kernel, dim3(static_cast<unsigned>(std::min(num_sms, args.num_tiles))), Config::kThreads,
+               sizeof(SageShared<Config>), stream, q_map, k_map, v_map, args);
+}
+
+}  // namespace
+
+void launch_sage(const SageQuantized& quantized, const SageArgs& args, int head_dim, int variant, int num_sms,
+                 void* stream) {
+#define V(D, N) case N: return launch<SageConfig<D, TILESIEVE_V##N>>(quantized, args, num_sms, stream)
+#define TILESIEVE_V0 3, false, false, 4
+#define TILESIEVE_V1 2, true, false, 4
+#define TILESIEVE_V2 2, true, true, 4
+#define TILESIEVE_V3 3, false, true, 4
+#define TILESIEVE_V4 2, false, false, 4
+  if (head_dim == 128) switch (variant) { V(128, 0); V(128, 1); V(128, 2); V(128, 3); V(128, 4); }
+}
+
+}  // namespace tilesieve::sm90
