@@ -169,7 +169,7 @@ void SageCall::attend(void* workspace, int num_sms, void* stream) const {
     args.lse = {outputs_.lse.data, lse.sequence_stride, lse.head_stride, lse.token_stride};
     if (options_.smooth_k && kv_.tokens > 0) args.lse_shift = at<float>(workspace, layout_.lse_shift);
   }
-  launch_sage(quantized, args, dim_, options_.arithmetic == SageArithmetic::relaxed, num_sms, stream);
+  launch_sage(quantized, args, dim_, options_.arithmetic == SageArithmetic::relaxed ? 3 : 0, num_sms, stream);
 }
 
 int64_t sage_attention_workspace(const SageInputs& inputs, const SageOutputs& outputs, const SageCallOptions& options) {

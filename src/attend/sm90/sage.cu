@@ -76,7 +76,7 @@ void launch(const SageQuantized& quantized, SageArgs args, int num_sms, void* st
 
 }  // namespace
 
-void launch_sage(const SageQuantized& quantized, const SageArgs& args, int head_dim, int variant, int num_sms,
+void launch_sage(const SageQuantized& quantized, const SageArgs& args, int dim, int variant, int num_sms,
                  void* stream) {
 #define V(D, N) case N: return launch<SageConfig<D, TILESIEVE_V##N>>(quantized, args, num_sms, stream)
 #define TILESIEVE_V0 3, false, false, 4
@@ -84,7 +84,8 @@ void launch_sage(const SageQuantized& quantized, const SageArgs& args, int head_
 #define TILESIEVE_V2 2, true, true, 4
 #define TILESIEVE_V3 3, false, true, 4
 #define TILESIEVE_V4 2, false, false, 4
-  if (head_dim == 128) switch (variant) { V(128, 0); V(128, 1); V(128, 2); V(128, 3); V(128, 4); }
+  if (dim == 128) switch (variant) { V(128, 0); V(128, 1); V(128, 2); V(128, 3); V(128, 4); }
+  if (dim == 64) switch (variant) { V(64, 0); V(64, 3); }
 }
 
 }  // namespace tilesieve::sm90
