@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// One Sage call on Hopper, taken apart: sizes and places from shapes, then stages that can be launched one by one.
+// One Sage call on Hopper, taken apart: places from shapes, then stages that can be launched one by one.
 #pragma once
 
 #include "attend/sm90/sage.h"
 #include "quant/sage_sm90.h"
+#include "tensor/dense_shape_sm90.h"
 #include "tilesieve/sage_sm90.h"
 
 namespace tilesieve::sm90 {
@@ -17,7 +18,7 @@ struct SageWorkspace {
 class SageCall {
  public:
   // Checks the arguments.
-  SageCall(const SageInputs& inputs, const SageOutputs& outputs, const SageCallOptions& options);
+  SageCall(const DenseInputs& inputs, const DenseOutputs& outputs, const SageCallOptions& options);
 
   const SageWorkspace& layout() const { return layout_; }
 
@@ -25,24 +26,14 @@ class SageCall {
   void attend(void* workspace, int num_sms, void* stream) const;
 
  private:
-  // A tensor of four dimensions, whatever the layout.
-  struct Axes {
-    int64_t sequences, heads, tokens, head_dim;
-    int64_t sequence_stride, head_stride, token_stride;
-  };
-  Axes axes_of(const TensorView& view, bool has_channels) const;
-  void check_shape(const char* argument, const TensorView& view, std::initializer_list<DType> dtypes,
-                   const Axes& expected, bool has_channels) const;
-  SageInput input(const TensorView& view) const;
-  bool has_lse() const { return outputs_.lse.data != nullptr; }
+  SageInput input(const TensorView& view, const DenseAxes& axes) const;
+  bool smooths() const { return options_.smooth_k && shape_.k.tokens > 0; }
   int64_t num_blocks() const;
 
-  SageInputs inputs_;
-  SageOutputs outputs_;
+  DenseInputs inputs_;
+  DenseOutputs outputs_;
   SageCallOptions options_;
-  Axes q_, kv_;
-  int32_t dim_ = 0;  // 64 or 128
-  float softmax_scale_ = 0;
+  DenseShape shape_;
   SageWorkspace layout_{};
 };
 

@@ -111,6 +111,13 @@ struct Wgmma;
                    : TILESIEVE_INOUT##N(C)                                                                                \
                    : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(1));                                      \
     }                                                                                                                  \
+    /* Adds to d, or only writes it when `keep` is 0. */                                                               \
+    static __device__ inline void rs_keep(D (&d)[N / 2], const uint32_t* a, uint64_t b, int32_t keep) {                \
+      asm volatile("{.reg .pred p; setp.ne.b32 p, " RP ", 0;\n wgmma.mma_async.sync.aligned." SHAPE                    \
+                   " {" TILESIEVE_D##N "}, {" A0 ", " A1 ", " A2 ", " A3 "}, " RB ", p" RS_TAIL ";}"                   \
+                   : TILESIEVE_INOUT##N(C)                                                                             \
+                   : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(keep));                                   \
+    }                                                                                                                  \
   }
 
 TILESIEVE_WGMMA(__nv_bfloat16, 128, float, "f", "m64n128k16.f32.bf16.bf16", ", 1, 1, 0, 0", ", 1, 1, 1", "%64", "%65", "%66", "%64", "%65",

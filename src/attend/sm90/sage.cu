@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A persistent CTA on each multiprocessor: one thread fetches, two or three warpgroups compute, each its 64 rows.
+// A persistent CTA on each multiprocessor: one thread fetches, three warpgroups compute, each its 64 rows.
 #include <algorithm>
 
 #include "attend/sm90/sage.h"
@@ -19,8 +19,8 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   extern __shared__ __align__(1024) uint8_t raw[];  // nothing else lies in shared memory, so it begins aligned
   SageShared<Config>& shared = *reinterpret_cast<SageShared<Config>*>(raw);
   if (threadIdx.x == 0) {
-    for (int i = 0; i < 2; ++i) {
-      for (int c = 0; c < Config::kNumConsumers; ++c) {
+    for (int i = 0; i < Config::kQStages; ++i) {
+      for (int c = 0; c < kSageConsumers; ++c) {
         cuda::barrier_init(&shared.q_full[i][c], 1);
         cuda::barrier_init(&shared.q_empty[i][c], 4);
       }
@@ -28,8 +28,8 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     for (int i = 0; i < Config::kStages; ++i) {
       cuda::barrier_init(&shared.k_full[i], 1);
       cuda::barrier_init(&shared.v_full[i], 1);
-      cuda::barrier_init(&shared.k_empty[i], 4 * Config::kNumConsumers);
-      cuda::barrier_init(&shared.v_empty[i], 4 * Config::kNumConsumers);
+      cuda::barrier_init(&shared.k_empty[i], 4 * kSageConsumers);
+      cuda::barrier_init(&shared.v_empty[i], 4 * kSageConsumers);
     }
     cuda::fence_barrier_init();
   }
@@ -48,10 +48,10 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
 }
 
 template <class Config>
-void launch(const SageQuantized& quantized, SageArgs args, int num_sms, void* stream) {
-  const int64_t heads = int64_t{quantized.num_sequences} * args.num_q_heads;
-  const int64_t kv_heads = int64_t{quantized.num_sequences} * args.num_kv_heads;
-  const int64_t padded = int64_t{args.num_blocks} * kSageBlock, d = Config::kHeadDim;
+void launch(SageArgs args, int num_sms, void* stream) {
+  const int64_t heads = int64_t{args.num_sequences} * args.num_q_heads;
+  const int64_t kv_heads = int64_t{args.num_sequences} * args.num_kv_heads;
+  const int64_t padded = int64_t{args.num_blocks} * kDenseBlock, d = Config::kHeadDim;
   const auto map = [&](const char* name, void* data, int64_t width, int64_t rows, int64_t planes, int box_width,
                        int box_rows) {
     cuda::TensorMapShape shape;
@@ -62,9 +62,9 @@ void launch(const SageQuantized& quantized, SageArgs args, int num_sms, void* st
     shape.box[0] = box_width, shape.box[1] = box_rows;
     return cuda::make_tensor_map(shape);
   };
-  const CUtensorMap q_map = map("q", quantized.q, d, args.q_len, heads, Config::kHeadDim, kTileRows);
-  const CUtensorMap k_map = map("k", quantized.k, d, args.kv_len, kv_heads, Config::kHeadDim, kSageBlock);
-  const CUtensorMap v_map = map("v", quantized.v, padded, d, kv_heads, kSageBlock, Config::kHeadDim);
+  const CUtensorMap q_map = map("q", args.q, d, args.q_len, heads, Config::kHeadDim, kTileRows);
+  const CUtensorMap k_map = map("k", args.k, d, args.kv_len, kv_heads, Config::kHeadDim, kDenseBlock);
+  const CUtensorMap v_map = map("v", args.v, padded, d, kv_heads, kDenseBlock, Config::kHeadDim);
   args.num_row_tiles = (args.q_len + Config::kRows - 1) / Config::kRows;
   args.num_tiles = static_cast<int32_t>(args.num_row_tiles * heads);
   if (args.num_tiles == 0) return;
@@ -76,16 +76,17 @@ void launch(const SageQuantized& quantized, SageArgs args, int num_sms, void* st
 
 }  // namespace
 
-void launch_sage(const SageQuantized& quantized, const SageArgs& args, int dim, int variant, int num_sms,
-                 void* stream) {
-#define V(D, N) case N: return launch<SageConfig<D, TILESIEVE_V##N>>(quantized, args, num_sms, stream)
-#define TILESIEVE_V0 3, false, false, 4
-#define TILESIEVE_V1 2, true, false, 4
-#define TILESIEVE_V2 2, true, true, 4
-#define TILESIEVE_V3 3, false, true, 4
-#define TILESIEVE_V4 2, false, false, 4
-  if (dim == 128) switch (variant) { V(128, 0); V(128, 1); V(128, 2); V(128, 3); V(128, 4); }
-  if (dim == 64) switch (variant) { V(64, 0); V(64, 3); }
+void launch_sage(const SageArgs& args, int dim, int variant, int num_sms, void* stream) {
+#define V(D, N) case N: return launch<SageConfig<D, TILESIEVE_V##N>>(args, num_sms, stream)
+#define TILESIEVE_V0 false, 4, 2
+#define TILESIEVE_V1 true, 3, 1, 8
+#define TILESIEVE_V2 true, 3, 1, 4
+#define TILESIEVE_V3 true, 3, 1, 2
+#define TILESIEVE_V4 true, 2, 2, 4
+#define TILESIEVE_V5 false, 5, 2
+#define TILESIEVE_V6 false, 3, 1
+  if (dim == 128) switch (variant) { V(128, 0); V(128, 1); V(128, 2); V(128, 3); V(128, 4); V(128, 5); V(128, 6); }
+  if (dim == 64) switch (variant) { V(64, 0); V(64, 2); }
 }
 
 }  // namespace tilesieve::sm90

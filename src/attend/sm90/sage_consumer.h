@@ -4,8 +4,11 @@
 //
 // The exact form follows the arithmetic of SageAttention 2 for this chip, operation by operation: the weights of a block
 // are multiplied with its values into sums of their own, which are then added to what the row has (o = o * alpha + sums),
-// and the last block has its scores scaled before the exponential's multiply-add, not inside it. The relaxed form lets
-// the tensor cores add to o itself, and only follows a growing maximum when weights would pass 448.
+// and the last block has its scores scaled before the exponential's multiply-add, not inside it.
+//
+// The relaxed form saves most of these additions: the tensor cores add up some blocks (not many: they cut off bits of
+// every sum, all the same way), and the sums over all of them wait in shared memory. And it follows a growing maximum
+// only when weights would pass 448.
 #pragma once
 
 #include "attend/sm90/ring.h"
@@ -22,32 +25,28 @@ class SageConsumer {
 
   __device__ void run() {
     for (int32_t tile = blockIdx.x; tile < args_.num_tiles; tile += gridDim.x) {
-      const SageTile it = SageTile::of<Config>(args_, tile);
+      const DenseTile it = DenseTile::of(args_, tile, Config::kRows);
       const int32_t first_row = it.first_row + warpgroup_ * kTileRows;
       begin(it, first_row);
-      const int32_t num_blocks = sage_blocks(args_, first_row, first_row + kTileRows);
+      const int32_t num_blocks = visible_blocks(args_, first_row, first_row + kTileRows);
       // Blocks from here on are masked; only the last can be, without causality.
-      const int32_t first_masked = min(sage_visible(args_, first_row) / kSageBlock, num_blocks - 1);
+      const int32_t first_masked = min(visible_keys(args_, first_row) / kDenseBlock, num_blocks - 1);
       float o[Config::kOutputs];
 #pragma unroll
       for (int i = 0; i < Config::kOutputs; ++i) o[i] = 0.0f;
       cuda::barrier_wait(&shared_.q_full[q_ring_.stage][warpgroup_], q_ring_.parity);
       if (num_blocks > 0) {
-        if constexpr (Config::kPipelined) {
-          attend_pipelined(num_blocks, first_masked, first_row, o);
-        } else {
-          attend(num_blocks, first_masked, first_row, o);
-        }
+        attend(num_blocks, first_masked, first_row, o);
       }
       release(&shared_.q_empty[q_ring_.stage][warpgroup_]);
       q_ring_.advance();
       finish(it, first_row, o);
-      skip(sage_blocks(args_, it.first_row, it.first_row + Config::kRows) - num_blocks);
+      skip(visible_blocks(args_, it.first_row, it.first_row + Config::kRows) - num_blocks);
     }
   }
 
  private:
-  static constexpr int kScores = kSageBlock / 2, kProbabilities = kScores / 4;  // of a thread
+  static constexpr int kScores = kDenseBlock / 2, kProbabilities = kScores / 4;  // of a thread
   static constexpr float kOffset = 8.807f;                                      // 2^8.807 is about 448
   static constexpr float kMasked = -5000000.0f;
   static constexpr float kSlack = Config::kRelaxed ? 2.0f : 0.0f;  // log2 units of weights below 448
@@ -58,7 +57,7 @@ class SageConsumer {
     float m[2], d[2];
   };
 
-  __device__ void begin(const SageTile& it, int32_t first_row) {
+  __device__ void begin(const DenseTile& it, int32_t first_row) {
     const int32_t slab = first_row / kTileRows, num_slabs = (args_.q_len + kTileRows - 1) / kTileRows;
     const int scale = static_cast<int>(threadIdx.x) % 128 / 4;  // 8 * warp + lane / 4
     rows_.q_scale =
@@ -69,7 +68,10 @@ class SageConsumer {
     for (int half = 0; half < 2; ++half) {
       rows_.m[half] = kMasked;
       rows_.d[half] = 1.0f;  // times an alpha of 0
+      far_scale_[half] = 1.0f;
     }
+    near_blocks_ = 0;
+    has_far_ = false;
   }
 
   // One block after the other; other warpgroups fill the gaps.
@@ -87,12 +89,13 @@ class SageConsumer {
       pack(s, p);
       if constexpr (Config::kRelaxed) {
         if (grows) shrink(alpha, o);
-        multiply_values(ring_, p, o);
+        multiply_values(p, o);
         cuda::wgmma_wait<0>();
         cuda::pin(o);
+        if (++near_blocks_ == Config::kNearBlocks) send_far(o);
       } else {
         float sums[Config::kOutputs];
-        multiply_values(ring_, p, sums);
+        multiply_values(p, sums);
         cuda::wgmma_wait<0>();
         cuda::pin(sums);
         add(alpha, sums, o);
@@ -103,76 +106,9 @@ class SageConsumer {
     int32_t block = 0;
     for (; block < first_masked; ++block) step(std::false_type(), block);
     for (; block < num_blocks; ++block) step(std::true_type(), block);
-  }
-
-  // The scores of the next block are on their way while the values of this one are weighed.
-  __device__ void attend_pipelined(int32_t num_blocks, int32_t first_masked, int32_t first_row,
-                                   float (&o)[Config::kOutputs]) {
-    int32_t s[kScores];
-    uint32_t p[kProbabilities];
-    float alpha[2];
-    Ring<Config::kStages> behind = ring_;
-    const auto first = [&](auto masked) {
-      multiply_keys(s);
-      const float k_scale = shared_.k_scale[ring_.stage][threadIdx.x % 4];
-      cuda::wgmma_wait<0>();
-      cuda::pin(s);
-      release(&shared_.k_empty[ring_.stage]);
-      softmax<decltype(masked)::value>(s, k_scale, first_row, 0, alpha);
-      pack(s, p);
-      ring_.advance();
-    };
-    const auto step = [&](auto masked, int32_t block) {
-      multiply_keys(s);
-      const float k_scale = shared_.k_scale[ring_.stage][threadIdx.x % 4];
-      float next_alpha[2];
-      const auto soften = [&] {
-        cuda::wgmma_wait<1>();
-        cuda::pin(s);
-        release(&shared_.k_empty[ring_.stage]);
-        return softmax<decltype(masked)::value>(s, k_scale, first_row, block, next_alpha);
-      };
-      if constexpr (Config::kRelaxed) {
-        multiply_values(behind, p, o);
-        const bool grows = soften();
-        cuda::wgmma_wait<0>();
-        cuda::pin(o);
-        if (grows) shrink(next_alpha, o);
-      } else {
-        float sums[Config::kOutputs];
-        multiply_values(behind, p, sums);
-        soften();
-        cuda::wgmma_wait<0>();
-        cuda::pin(sums);
-        add(alpha, sums, o);
-        alpha[0] = next_alpha[0];
-        alpha[1] = next_alpha[1];
-      }
-      release(&shared_.v_empty[behind.stage]);
-      pack(s, p);
-      behind = ring_;
-      ring_.advance();
-    };
-    if (first_masked > 0) {
-      first(std::false_type());
-    } else {
-      first(std::true_type());
-    }
-    int32_t block = 1;
-    for (; block < first_masked; ++block) step(std::false_type(), block);
-    for (; block < num_blocks; ++block) step(std::true_type(), block);
     if constexpr (Config::kRelaxed) {
-      multiply_values(behind, p, o);
-      cuda::wgmma_wait<0>();
-      cuda::pin(o);
-    } else {
-      float sums[Config::kOutputs];
-      multiply_values(behind, p, sums);
-      cuda::wgmma_wait<0>();
-      cuda::pin(sums);
-      add(alpha, sums, o);
+      if (has_far_ && near_blocks_ != 0) fetch_far(o);
     }
-    release(&shared_.v_empty[behind.stage]);
   }
 
   __device__ void multiply_keys(int32_t (&s)[kScores]) {
@@ -181,27 +117,26 @@ class SageConsumer {
     const uint64_t k = cuda::matrix_descriptor(cuda::shared_address(shared_.k[ring_.stage]), Config::kRowBytes);
     cuda::barrier_wait(&shared_.k_full[ring_.stage], ring_.parity);
     cuda::wgmma_fence();
-    using Product = cuda::Wgmma<int8_t, kSageBlock>;
+    using Product = cuda::Wgmma<int8_t, kDenseBlock>;
     Product::ss_first(s, q, k);
 #pragma unroll
     for (int step = 1; step < Config::kHeadDim / 32; ++step) Product::ss(s, q + step * 2, k + step * 2);
     cuda::wgmma_commit();
   }
 
-  // Exact: o becomes the product; relaxed: o += it.
-  __device__ void multiply_values(const Ring<Config::kStages>& ring, const uint32_t (&p)[kProbabilities],
-                                  float (&o)[Config::kOutputs]) {
-    const uint64_t v = cuda::matrix_descriptor(cuda::shared_address(shared_.v[ring.stage]), kSageBlock);
-    cuda::barrier_wait(&shared_.v_full[ring.stage], ring.parity);
+  // Exact: o becomes the product; relaxed: it is added, but for the first of the near blocks.
+  __device__ void multiply_values(const uint32_t (&p)[kProbabilities], float (&o)[Config::kOutputs]) {
+    const uint64_t v = cuda::matrix_descriptor(cuda::shared_address(shared_.v[ring_.stage]), kDenseBlock);
+    cuda::barrier_wait(&shared_.v_full[ring_.stage], ring_.parity);
     cuda::wgmma_fence();
     using Product = cuda::Wgmma<__nv_fp8_e4m3, Config::kHeadDim>;
     if constexpr (Config::kRelaxed) {
-      Product::rs(o, p, v);
+      Product::rs_keep(o, p, v, near_blocks_);
     } else {
       Product::rs_first(o, p, v);
     }
 #pragma unroll
-    for (int step = 1; step < kSageBlock / 32; ++step) Product::rs(o, p + 4 * step, v + step * 2);
+    for (int step = 1; step < kDenseBlock / 32; ++step) Product::rs(o, p + 4 * step, v + step * 2);
     cuda::wgmma_commit();
   }
 
@@ -237,6 +172,7 @@ class SageConsumer {
           alpha[half] = cuda::exp2_approx(rows_.m[half] - m[half]);
           rows_.m[half] = m[half];
           rows_.d[half] *= alpha[half];
+          far_scale_[half] *= alpha[half];
         }
       }
     } else {
@@ -304,7 +240,7 @@ class SageConsumer {
     int32_t limit[2];
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      limit[half] = sage_visible(args_, first_row + row_of_thread() + half * 8) - block * kSageBlock;
+      limit[half] = visible_keys(args_, first_row + row_of_thread() + half * 8) - block * kDenseBlock;
     }
 #pragma unroll
     for (int i = 0; i < kScores; ++i) {
@@ -334,6 +270,30 @@ class SageConsumer {
     for (int i = 0; i < Config::kOutputs; ++i) o[i] *= alpha[i / 2 % 2];
   }
 
+  // The near sums go to the far ones.
+  __device__ void send_far(float (&o)[Config::kOutputs]) {
+    if (has_far_) fetch_far(o);
+#pragma unroll
+    for (int i = 0; i < Config::kOutputs / 4; ++i) {
+      shared_.far[warpgroup_][i][threadIdx.x % 128] = make_float4(o[4 * i], o[4 * i + 1], o[4 * i + 2], o[4 * i + 3]);
+    }
+    far_scale_[0] = far_scale_[1] = 1.0f;
+    near_blocks_ = 0;
+    has_far_ = true;
+  }
+
+  // The near sums become the sums over all blocks.
+  __device__ void fetch_far(float (&o)[Config::kOutputs]) {
+#pragma unroll
+    for (int i = 0; i < Config::kOutputs / 4; ++i) {
+      const float4 far = shared_.far[warpgroup_][i][threadIdx.x % 128];
+      o[4 * i] = fmaf(far.x, far_scale_[0], o[4 * i]);
+      o[4 * i + 1] = fmaf(far.y, far_scale_[0], o[4 * i + 1]);
+      o[4 * i + 2] = fmaf(far.z, far_scale_[1], o[4 * i + 2]);
+      o[4 * i + 3] = fmaf(far.w, far_scale_[1], o[4 * i + 3]);
+    }
+  }
+
   // Blocks that other warpgroups of the CTA see and this one does not.
   __device__ void skip(int32_t num_blocks) {
     for (int32_t block = 0; block < num_blocks; ++block) {
@@ -345,10 +305,9 @@ class SageConsumer {
     }
   }
 
-  __device__ void finish(const SageTile& it, int32_t first_row, const float (&o)[Config::kOutputs]) {
+  __device__ void finish(const DenseTile& it, int32_t first_row, const float (&o)[Config::kOutputs]) {
     const int pair = static_cast<int>(threadIdx.x) % 4;
     const float* v_scale = args_.v_scale + static_cast<int64_t>(it.kv_head) * Config::kHeadDim + pair * 2;
-    const int32_t sequence = it.sequence_head / args_.num_q_heads, head = it.sequence_head % args_.num_q_heads;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       float d = rows_.d[half];
@@ -356,35 +315,18 @@ class SageConsumer {
       d = cuda::add_flush(d, __shfl_xor_sync(0xffffffffu, d, 2));
       const int32_t row = first_row + row_of_thread() + half * 8;
       if (row >= args_.q_len) continue;
-      const bool sees = sage_visible(args_, row) > 0;
-      const float inverse = sees ? cuda::reciprocal_approx(d) : 0.0f;
-      uint32_t* out =
-          reinterpret_cast<uint32_t*>(static_cast<uint16_t*>(args_.o.data) + place(args_.o, sequence, head, row)) + pair;
-#pragma unroll
-      for (int j = 0; j < Config::kHeadDim / 8; ++j) {
-        if (8 * j >= args_.head_dim) break;
+      const bool sees = visible_keys(args_, row) > 0;
+      const float inverse = cuda::reciprocal_approx(d);
+      store_row<Config::kHeadDim>(args_, it, row, sees, [&](int j) {
         const float2 scale = __ldg(reinterpret_cast<const float2*>(v_scale + 8 * j));
-        const float a = cuda::mul_flush(cuda::mul_flush(o[4 * j + 2 * half], inverse), scale.x);
-        const float b = cuda::mul_flush(cuda::mul_flush(o[4 * j + 2 * half + 1], inverse), scale.y);
-        out[4 * j] = sees ? cuda::pack_halves(a, b, args_.f16) : 0;
-      }
-      if (args_.lse.data != nullptr && pair == 0) {
-        float lse = __fmul_rn(cuda::add_flush(cuda::log2_approx(d), rows_.m[half]), 0.6931471805599453f);
-        if (args_.lse_shift != nullptr) lse += args_.lse_shift[static_cast<int64_t>(it.sequence_head) * args_.q_len + row];
-        static_cast<float*>(args_.lse.data)[place(args_.lse, sequence, head, row)] = sees ? lse : -INFINITY;
-      }
+        return make_float2(cuda::mul_flush(cuda::mul_flush(o[4 * j + 2 * half], inverse), scale.x),
+                           cuda::mul_flush(cuda::mul_flush(o[4 * j + 2 * half + 1], inverse), scale.y));
+      });
+      if (args_.lse.data == nullptr || pair != 0) continue;
+      float lse = natural_lse(d, rows_.m[half]);
+      if (args_.lse_shift != nullptr) lse += args_.lse_shift[static_cast<int64_t>(it.sequence_head) * args_.q_len + row];
+      static_cast<float*>(args_.lse.data)[place_of(args_.lse, args_, it, row)] = sees ? lse : -INFINITY;
     }
-  }
-
-  static __device__ int64_t place(const SageRows& rows, int32_t sequence, int32_t head, int32_t row) {
-    return sequence * rows.sequence_stride + head * rows.head_stride + row * rows.token_stride;
-  }
-
-  static __device__ int row_of_thread() { return threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4; }
-
-  static __device__ void release(uint64_t* barrier) {
-    __syncwarp();
-    if (threadIdx.x % 32 == 0) cuda::barrier_arrive(barrier);
   }
 
   SageShared<Config>& shared_;
@@ -392,7 +334,11 @@ class SageConsumer {
   const int warpgroup_;
   Rows rows_;
   Ring<Config::kStages> ring_;
-  Ring<2> q_ring_;
+  Ring<Config::kQStages> q_ring_;
+  // Of the relaxed form.
+  int32_t near_blocks_;  // that o has the sum of
+  bool has_far_;
+  float far_scale_[2];  // what the far sums are to shrink by
 };
 
 }  // namespace tilesieve::sm90

@@ -1,0 +1,33 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a dense bf16 kernel is compiled for, and how its shared memory lies. A CTA owns 128 query rows at a time, 64 for
+// each of two consumer warpgroups; all keys and values of the head stream past.
+#pragma once
+
+#include "attend/sm90/dense_tile.h"
+#include "attend/sm90/tile.h"
+
+namespace tilesieve::sm90 {
+
+template <int HeadDim, int Stages, bool kTurns>
+struct DenseConfig : TileConfig<__nv_bfloat16, HeadDim, kDenseBlock> {
+  // S, P and O are 160 registers.
+  static constexpr int kNumConsumers = 2, kStages = Stages;
+  static constexpr bool kInTurn = kTurns;
+  static constexpr int kRows = kTileRows * kNumConsumers;
+  static constexpr int kThreads = 128 * (kNumConsumers + 1);
+  static constexpr int kConsumerRegisters = 240, kOtherRegisters = 24;
+  static_assert(kNumConsumers * kConsumerRegisters + kOtherRegisters <=
+                (kNumConsumers + 1) * (65536 / kThreads / 8 * 8));
+};
+
+template <class Config>
+struct alignas(1024) DenseShared {
+  alignas(1024) uint8_t k[Config::kStages][Config::kKvBytes];
+  alignas(1024) uint8_t v[Config::kStages][Config::kKvBytes];
+  alignas(1024) uint8_t q[2][Config::kNumConsumers][Config::kQBytes];  // of this tile and of the next
+  uint64_t q_full[2][Config::kNumConsumers], q_empty[2][Config::kNumConsumers];
+  uint64_t k_full[Config::kStages], k_empty[Config::kStages];
+  uint64_t v_full[Config::kStages], v_empty[Config::kStages];
+};
+
+}  // namespace tilesieve::sm90
