@@ -20,9 +20,10 @@ inline constexpr int kSageQueryScales = 32;  // of 64 rows: rows 16 w + r and + 
 inline constexpr int kSageConsumers = 3;     // warpgroups: S, or the sums of a block, and O are 128 registers of 160
 
 // kRelaxedSums: see sage_consumer.h. kNearBlocks: of how many blocks the tensor cores keep the sum.
-template <int HeadDim, bool kRelaxedSums, int Stages, int QStages, int NearBlocks = 1>
+template <int HeadDim, bool kRelaxedSums, int Stages, int QStages, int NearBlocks = 1, int Slack = 0>
 struct SageConfig {
   static constexpr int kHeadDim = HeadDim, kStages = Stages, kQStages = QStages, kNearBlocks = NearBlocks;
+  static constexpr float kSlack = Slack;  // log2 units of weights below 448
   static constexpr bool kRelaxed = kRelaxedSums;
   static constexpr int kRows = kTileRows * kSageConsumers;
   static constexpr int kThreads = 128 * (kSageConsumers + 1);

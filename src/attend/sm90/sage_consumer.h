@@ -49,7 +49,6 @@ class SageConsumer {
   static constexpr int kScores = kDenseBlock / 2, kProbabilities = kScores / 4;  // of a thread
   static constexpr float kOffset = 8.807f;                                      // 2^8.807 is about 448
   static constexpr float kMasked = -5000000.0f;
-  static constexpr float kSlack = Config::kRelaxed ? 2.0f : 0.0f;  // log2 units of weights below 448
 
   // Two rows of this thread: 16 * warp + lane / 4, and 8 more.
   struct Rows {
@@ -168,7 +167,7 @@ class SageConsumer {
       if (grows) {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-          m[half] = peak[half] > rows_.m[half] ? peak[half] + kSlack : rows_.m[half];
+          m[half] = peak[half] > rows_.m[half] ? peak[half] + Config::kSlack : rows_.m[half];
           alpha[half] = cuda::exp2_approx(rows_.m[half] - m[half]);
           rows_.m[half] = m[half];
           rows_.d[half] *= alpha[half];
