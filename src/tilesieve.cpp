@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The way of the data: route -> plan -> attend -> combine. Each step is a function of the public headers; this file
+// The way of the data: route -> plan (-> quantize) -> attend -> combine. Each step is a function of the public headers; this file
 // only strings them together.
 #include "tilesieve/tilesieve.h"
 
@@ -18,6 +18,7 @@ PlanOptions plan_options(const Problem& problem, const AttentionOptions& options
   plan.costs = kernel.costs;
   plan.tile_rows = kernel.tile_rows;
   plan.tile_row_step = kernel.tile_row_step;
+  plan.tiles_alone = kernel.tiles_alone;
   plan.workspace_limit = options.workspace_limit;
   plan.num_threads = options.execution.num_threads;
   return plan;
@@ -32,6 +33,14 @@ Plan plan_attention(const Problem& problem, const BlockIndex& block_index, const
 void run_plan(const Problem& problem, const AttentionInputs& inputs, const Plan& plan, const AttentionOutputs& outputs,
               void* workspace, const Execution& execution) {
   if (reinterpret_cast<uintptr_t>(workspace) % 64 != 0) fail("workspace: not aligned to 64 bytes");
+  if (problem.arithmetic == Arithmetic::int8) {
+    check_inputs(problem, inputs, outputs);
+    Execution quantizing = execution;
+    quantizing.isa = find_kernel(problem, LoopOrder::q_outer, execution).isa;
+    const Int8Operands operands =
+        quantize_int8(problem, inputs.q, inputs.k, inputs.v, inputs.block_table, quantizing);
+    return attend_q_outer(problem, inputs, plan, outputs, execution, &operands);
+  }
   if (plan.loop_order == LoopOrder::q_outer) return attend_q_outer(problem, inputs, plan, outputs, execution);
   check_inputs(problem, inputs, outputs, contiguous_view(workspace, DType::u8, {plan.workspace_bytes}));
   check_plan(problem, plan, LoopOrder::kv_outer);

@@ -37,6 +37,7 @@ struct PlanOptions {
   LoopCosts costs;
   int64_t tile_rows = 48;                        // query rows (token, head) of one tile of the kernel
   int64_t tile_row_step = 16;                    // rows are padded to a multiple of this
+  bool tiles_alone = false;                      // q-outer in tiles is all that the kernel has
   int64_t workspace_limit = int64_t{288} << 20;  // bytes; bounds the partials of one pass
   int num_threads = 0;                           // that plan, and that will attend; 0 = OpenMP's default
 };

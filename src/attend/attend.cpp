@@ -41,6 +41,21 @@ HeadTensors head_tensors(const Problem& problem, const SequenceTable& table, con
   return t;
 }
 
+// The same after quantising.
+HeadTensors quantized(HeadTensors t, const Problem& problem, const SequenceTable& table, const Int8Operands& operands,
+                      int64_t sequence, int64_t kv_head) {
+  t.q = operands.rows.get() + kv_head * problem.total_q() * t.group_size * operands.row_bytes;
+  t.q_head_stride = operands.row_bytes;
+  t.q_token_stride = t.group_size * operands.row_bytes;
+  t.q_dtype = DType::i8;
+  const int64_t block = kv_head * problem.total_kv_blocks() + table.cu_kv_blocks[static_cast<size_t>(sequence)];
+  t.int8.blocks = operands.blocks.get() + block * operands.block_bytes;
+  t.int8.block_bytes = operands.block_bytes;
+  t.int8.v_scale = operands.v_scale.as<float>() + (sequence * problem.num_kv_heads + kv_head) * t.head_dim;
+  t.int8.mean_scale = t.scale_log2 / std::numbers::log2e_v<float>;
+  return t;
+}
+
 std::vector<int64_t> visible_keys(const SequenceTable& table) {
   std::vector<int64_t> visible(table.sequence_of_q.size());
   for (size_t t = 0; t < visible.size(); ++t) visible[t] = table.token(static_cast<int64_t>(t)).visible;
@@ -100,6 +115,21 @@ void check_plan(const Problem& problem, const Plan& plan, LoopOrder loop_order) 
   }
 }
 
+namespace {
+
+void check_operands(const Problem& problem, const Int8Operands* operands, const Kernel& kernel) {
+  if ((operands != nullptr) != (problem.arithmetic == Arithmetic::int8)) {
+    fail("operands: {} for the arithmetic {}", operands != nullptr ? "given" : "missing", name_of(problem.arithmetic));
+  }
+  if (operands == nullptr) return;
+  if (operands->problem != problem) fail("operands: were made for another problem than '{}'", problem.to_line());
+  if (operands->isa != kernel.isa) {
+    fail("operands: were made for {}, the kernel is {}", name_of(operands->isa), kernel.name);
+  }
+}
+
+}  // namespace
+
 void check_inputs(const Problem& problem, const AttentionInputs& inputs, const AttentionOutputs& outputs,
                   const TensorView& workspace) {
   check_tensors(problem, inputs);
@@ -129,16 +159,18 @@ Partials Partials::in(void* workspace, int64_t num_entries, const Problem& probl
 }
 
 void attend_q_outer(const Problem& problem, const AttentionInputs& inputs, const Plan& plan,
-                    const AttentionOutputs& outputs, const Execution& execution) {
+                    const AttentionOutputs& outputs, const Execution& execution, const Int8Operands* operands) {
   check_inputs(problem, inputs, outputs);
   check_plan(problem, plan, LoopOrder::q_outer);
   const Kernel kernel = find_kernel(problem, LoopOrder::q_outer, execution);
-  const AttendOps& ops = attend_ops(kernel.isa);
+  check_operands(problem, operands, kernel);
+  const AttendOps& ops = attend_ops(kernel.isa, problem.arithmetic);
   const SequenceTable table(problem);
   const std::vector<int64_t> visible = visible_keys(table);
   const int64_t num_q_rows = problem.num_q_rows(), group = problem.group_size(), head_dim = problem.head_dim;
 
   const bool gather = plan.q_rows_per_tile == 0;
+  if (gather && kernel.tiles_alone) fail("plan.q_rows_per_tile: got 0 (gathered), which {} does not run", kernel.name);
   const int64_t rows_per_tile = gather ? kernel.tile_rows : std::min(plan.q_rows_per_tile, kernel.tile_rows);
   // The row of the block index that has the picks of a query token.
   const auto row_of = [&begin = table.q_row_begin](int64_t q) {
@@ -173,7 +205,9 @@ void attend_q_outer(const Problem& problem, const AttentionInputs& inputs, const
     uint8_t* memory = scratch.of(thread);
     float* wide = reinterpret_cast<float*>(memory + kernel_bytes);
     QOuterItem item;
-    item.tensors = head_tensors(problem, table, inputs, table.sequence_of_q[static_cast<size_t>(run.q_begin)], kv_head);
+    const int64_t sequence = table.sequence_of_q[static_cast<size_t>(run.q_begin)];
+    item.tensors = head_tensors(problem, table, inputs, sequence, kv_head);
+    if (operands != nullptr) item.tensors = quantized(item.tensors, problem, table, *operands, sequence, kv_head);
     item.q_begin = run.q_begin;
     item.num_tokens = num_tokens;
     item.rows_per_tile = rows_per_tile;
