@@ -74,6 +74,8 @@ struct Vec {
   }
 
   static Reg abs(Reg x) { return _mm256_andnot_ps(set1(-0.0f), x); }
+  // The larger magnitude, as the bits of f32: infinity above all numbers, NaN above infinity.
+  static Ints max_magnitude(Reg x, Ints running) { return _mm256_max_epi32(_mm256_castps_si256(abs(x)), running); }
   static Reg zero_where_not_finite(Reg x) {
     return _mm256_and_ps(x, _mm256_cmp_ps(abs(x), set1(__builtin_inff()), _CMP_LT_OQ));
   }

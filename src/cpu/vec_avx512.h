@@ -72,6 +72,8 @@ struct Vec {
   }
 
   static Reg abs(Reg x) { return _mm512_abs_ps(x); }
+  // The larger magnitude, as the bits of f32: infinity above all numbers, NaN above infinity.
+  static Ints max_magnitude(Reg x, Ints running) { return _mm512_max_epi32(_mm512_castps_si512(abs(x)), running); }
   static Reg zero_where_not_finite(Reg x) {
     return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(abs(x), set1(__builtin_inff()), _CMP_LT_OQ), x);
   }

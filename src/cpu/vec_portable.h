@@ -79,7 +79,13 @@ struct Vec {
     for (int i = 0; i < kLanes; ++i) p[i] = static_cast<uint8_t>(bits[i]);
   }
 
-  static Reg abs(Reg x) { return select(x < 0.0f, -x, x); }
+  static Reg abs(Reg x) { return (Reg)((Ints)x & 0x7fffffff); }
+  // The larger magnitude, as the bits of f32: infinity above all numbers, NaN above infinity.
+  static Ints max_magnitude(Reg x, Ints running) {
+    const Ints bits = (Ints)x & 0x7fffffff;
+    const Ints larger = bits > running;
+    return (bits & larger) | (running & ~larger);
+  }
   static Reg zero_where_not_finite(Reg x) { return select(abs(x) < set1(__builtin_inff()), x, zero()); }
 
   static Ints load_ints(const int32_t* p) {

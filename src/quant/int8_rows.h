@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A row of numbers on its way to 8 bits.
+// Rows of numbers on their way to 8 bits.
 #pragma once
 
 #include "cpu/int8_layout.h"
@@ -7,22 +7,53 @@
 
 namespace tilesieve::TILESIEVE_ISA {
 
-// A stored row in f32, padded with 0 to whole steps of channels.
-struct WideRow {
-  alignas(64) float numbers[256] = {};
+// Stored rows in f32, padded with 0 to whole steps of channels.
+template <int kRows>
+struct WideRows {
+  alignas(64) float numbers[kRows][256];
 
-  TILESIEVE_INLINE void load(DType dtype, const uint8_t* stored, int64_t head_dim) {
-    load_row(dtype, stored, head_dim, numbers);
+  TILESIEVE_INLINE explicit WideRows(int64_t head_dim) {
+    for (float(&row)[256] : numbers) {
+      for (int64_t c = head_dim; c < Int8Row::channels(head_dim); ++c) row[c] = 0.0f;
+    }
   }
+
+  TILESIEVE_INLINE void load(int64_t row, DType dtype, const uint8_t* stored, int64_t head_dim) {
+    load_row(dtype, stored, head_dim, numbers[row]);
+  }
+};
+
+// The lanes of a vector joined, halves by halves.
+template <class T = float, class Register, class Join>
+TILESIEVE_INLINE T joined(const Register& vector, const Join& join) {
+  T lanes[Vec::kLanes];
+  __builtin_memcpy(lanes, &vector, sizeof lanes);
+  for (int width = Vec::kLanes / 2; width > 0; width /= 2) {
+    for (int i = 0; i < width; ++i) lanes[i] = join(lanes[i], lanes[i + width]);
+  }
+  return lanes[0];
+}
+
+// The largest magnitude of numbers seen so far. What is not finite is larger than all numbers.
+class Largest {
+ public:
+  TILESIEVE_INLINE void see(Vec::Reg x) { bits_ = Vec::max_magnitude(x, bits_); }
+  TILESIEVE_INLINE float value() const {
+    return __builtin_bit_cast(float, joined<int32_t>(bits_, [](int32_t a, int32_t b) { return a > b ? a : b; }));
+  }
+
+ private:
+  Vec::Ints bits_ = {};
 };
 
 // Codes of numbers whose largest magnitude is known: x = code * scale.
 struct Codes {
   float scale, inverse;
 
-  // Below this the reciprocal of a scale overflows: such numbers have the code 0. NaN where the largest is not finite.
+  // Below this the reciprocal of a scale overflows: such numbers have the code 0.
   static constexpr float kSmallest = 0x1p-100f;
 
+  // The scale is NaN where the largest is not finite.
   TILESIEVE_INLINE explicit Codes(float largest) {
     const bool finite = largest < __builtin_inff();
     scale = !finite ? __builtin_nanf("") : largest < kSmallest ? 0.0f : largest / 127.0f;
@@ -33,16 +64,5 @@ struct Codes {
     Vec::store_i8(target, Vec::mul(x, Vec::set1(inverse)));
   }
 };
-
-// The largest lane of none below 0, NaN if one is.
-TILESIEVE_INLINE float largest_lane(Vec::Reg x) {
-  float lanes[Vec::kLanes];
-  Vec::store(lanes, x);
-  float largest = 0.0f;
-  for (float lane : lanes) {
-    if (largest == largest && !(lane <= largest)) largest = lane;
-  }
-  return largest;
-}
 
 }  // namespace tilesieve::TILESIEVE_ISA
