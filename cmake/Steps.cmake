@@ -14,7 +14,7 @@ if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_L
   list(APPEND TILESIEVE_FLAGS_avx512 -Wno-uninitialized -Wno-maybe-uninitialized)
 endif()
 set(TILESIEVE_FLAGS_avx512_bf16 ${TILESIEVE_FLAGS_avx512} -mavx512bf16)
-set(TILESIEVE_FLAGS_amx ${TILESIEVE_FLAGS_avx512_bf16} -mamx-tile -mamx-bf16)
+set(TILESIEVE_FLAGS_amx ${TILESIEVE_FLAGS_avx512_bf16} -mamx-tile -mamx-bf16 -mamx-int8)
 # No contraction: what the kernels fuse they fuse by name, and where they do not, a rounding is relied on.
 set(TILESIEVE_ISA_OPTIONS -fno-math-errno -fno-trapping-math -ffp-contract=off)
 

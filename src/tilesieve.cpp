@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// The way of the data: route -> plan -> attend -> combine. Each step is a function of the public headers; this file
-// only strings them together.
+// The way of the data: route -> plan (-> quantize) -> attend -> combine. Each step is a function of the public headers;
+// this file only strings them together.
 #include "tilesieve/tilesieve.h"
+
+#include <algorithm>
+#include <utility>
 
 #include "base/aligned.h"
 #include "base/fail.h"
@@ -18,9 +21,24 @@ PlanOptions plan_options(const Problem& problem, const AttentionOptions& options
   plan.costs = kernel.costs;
   plan.tile_rows = kernel.tile_rows;
   plan.tile_row_step = kernel.tile_row_step;
+  plan.tiles_alone = kernel.tiles_alone;
   plan.workspace_limit = options.workspace_limit;
   plan.num_threads = options.execution.num_threads;
   return plan;
+}
+
+// Some heads at a time are quantised, then attended to.
+void run_int8(const Problem& problem, const AttentionInputs& inputs, const Plan& plan, const AttentionOutputs& outputs,
+              Execution execution) {
+  check_inputs(problem, inputs, outputs);
+  execution.isa = find_kernel(problem, LoopOrder::q_outer, execution).isa;
+  const int64_t num_heads = problem.num_kv_heads, step = int8_heads_at_a_time(problem, execution.isa);
+  Int8Operands operands;
+  for (int64_t head = 0; head < num_heads; head += step) {
+    operands = quantize_int8(problem, {inputs.q, inputs.k, inputs.v, inputs.block_table}, head,
+                             std::min(step, num_heads - head), execution, std::move(operands));
+    attend_q_outer(problem, inputs, plan, outputs, execution, &operands);
+  }
 }
 
 }  // namespace
@@ -32,6 +50,7 @@ Plan plan_attention(const Problem& problem, const BlockIndex& block_index, const
 void run_plan(const Problem& problem, const AttentionInputs& inputs, const Plan& plan, const AttentionOutputs& outputs,
               void* workspace, const Execution& execution) {
   if (reinterpret_cast<uintptr_t>(workspace) % 64 != 0) fail("workspace: not aligned to 64 bytes");
+  if (problem.arithmetic == Arithmetic::int8) return run_int8(problem, inputs, plan, outputs, execution);
   if (plan.loop_order == LoopOrder::q_outer) return attend_q_outer(problem, inputs, plan, outputs, execution);
   check_inputs(problem, inputs, outputs, contiguous_view(workspace, DType::u8, {plan.workspace_bytes}));
   check_plan(problem, plan, LoopOrder::kv_outer);

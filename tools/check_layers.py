@@ -27,10 +27,10 @@ HEADERS: dict[str, set[str]] = {
     "route": _SIZES,
     "plan": _SIZES | {"route"},
     "quant": _SIZES,
-    "attend": _SIZES | {"route", "plan"},
-    "combine": _SIZES | {"route", "plan", "attend"},
-    "metrics": _SIZES | {"route", "plan", "attend"},
-    "roofline": _SIZES | {"route", "plan", "attend"},
+    "attend": _SIZES | {"route", "plan", "quant"},
+    "combine": _SIZES | {"route", "plan", "quant", "attend"},
+    "metrics": _SIZES | {"route", "plan", "quant", "attend"},
+    "roofline": _SIZES | {"route", "plan", "quant", "attend"},
 }
 HEADERS["video_route"] = HEADERS["video_mass"] = _SIZES | {"route"}
 HEADERS["veda_tiling"] = _SIZES | {"layout"}

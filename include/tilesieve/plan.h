@@ -37,6 +37,7 @@ struct PlanOptions {
   LoopCosts costs;
   int64_t tile_rows = 48;                        // query rows (token, head) of one tile of the kernel
   int64_t tile_row_step = 16;                    // rows are padded to a multiple of this
+  bool tiles_alone = false;                      // q-outer in tiles is all that the kernel has
   int64_t workspace_limit = int64_t{288} << 20;  // bytes; bounds the partials of one pass
   int num_threads = 0;                           // that plan, and that will attend; 0 = OpenMP's default
 };
@@ -90,7 +91,7 @@ struct Plan {
   Selection selection;
   int64_t q_rows_per_tile = 0;  // q-outer: rows (token, head) that walk the union of their blocks together, those that
                                 // did not pick a block masked; 0 = gather the rows that picked it, block by block
-  std::vector<QRun> q_runs;     // q-outer: every (KV head, query) once, in the order in which they are handed out
+  std::vector<QRun> q_runs;     // q-outer: every (KV head, query) once, head after head, as they are handed out
   std::vector<Pass> passes;     // kv-outer
   int64_t workspace_bytes = 0;  // of the largest pass; 0 for q-outer
 };

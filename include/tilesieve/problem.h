@@ -13,6 +13,15 @@
 
 namespace [[gnu::visibility("default")]] tilesieve {
 
+// In what the factors of the two products of attention are computed.
+enum class Arithmetic : uint8_t {
+  storage,  // what is stored enters exactly; Kernel::arithmetic says how the softmax's weights are rounded
+  int8,     // q, and k less its mean, are rounded to 8 bits first, v and the weights to 8 or 16: tilesieve/quant.h
+};
+
+std::string_view name_of(Arithmetic arithmetic);
+Arithmetic parse_arithmetic(std::string_view name);  // Error when unknown
+
 struct Problem {
   // One entry a sequence of the batch. Queries and keys of all sequences lie packed one after the other, [total_q, ...]
   // and [total_kv, ...]; kv_len includes the prefix: query i of a sequence stands at position kv_len - q_len + i.
@@ -37,6 +46,8 @@ struct Problem {
   DType q_dtype = DType::f32;   // as queries are stored: f32, bf16, f16 or f8_e4m3
   DType kv_dtype = DType::f32;  // as keys and values are stored, likewise
 
+  Arithmetic arithmetic = Arithmetic::storage;
+
   int64_t num_sequences() const { return static_cast<int64_t>(q_lens.size()); }
   int64_t group_size() const { return num_q_heads / num_kv_heads; }
   int64_t total_q() const;
@@ -51,8 +62,8 @@ struct Problem {
 
   // "hq=64 hkv=4 d=128 q=2048 kv=32768 block=128 topk=16 causal=1"; lists as "q=5,0,17 kv=128,64,300"; optional
   // "qblock=" (default 1), "scale=" (default 1/sqrt(d)), "segments=" (as TokenSequence has them), "dtype=" of keys and
-  // values (default f32; bf16, f16, e4m3) and "qdtype=" of queries (default: the same). parse(to_line()) gives the same
-  // problem back.
+  // values (default f32; bf16, f16, e4m3), "qdtype=" of queries (default: the same) and "arithmetic=" (default storage;
+  // int8). parse(to_line()) gives the same problem back.
   static Problem parse(std::string_view line);
   std::string to_line() const;
 

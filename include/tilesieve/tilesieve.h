@@ -13,6 +13,7 @@
 #include "tilesieve/metrics.h"
 #include "tilesieve/plan.h"
 #include "tilesieve/problem.h"
+#include "tilesieve/quant.h"
 #include "tilesieve/roofline.h"
 #include "tilesieve/route.h"
 #include "tilesieve/sequence.h"

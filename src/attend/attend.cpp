@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <numbers>
+#include <span>
 #include <string_view>
 #include <utility>
 
@@ -38,6 +39,22 @@ HeadTensors head_tensors(const Problem& problem, const SequenceTable& table, con
   const double scale = problem.scale() * static_cast<double>(scale_of(inputs.q_scale, kv_head)) *
                        static_cast<double>(scale_of(inputs.k_scale, kv_head));
   t.scale_log2 = static_cast<float>(scale * std::numbers::log2e);
+  return t;
+}
+
+// The same after quantising.
+HeadTensors quantized(HeadTensors t, const Problem& problem, const SequenceTable& table, const Int8Operands& operands,
+                      int64_t sequence, int64_t kv_head) {
+  kv_head -= operands.head_begin;
+  t.q = operands.rows.get() + kv_head * problem.total_q() * t.group_size * operands.row_bytes;
+  t.q_head_stride = operands.row_bytes;
+  t.q_token_stride = t.group_size * operands.row_bytes;
+  t.q_dtype = DType::i8;
+  const int64_t block = kv_head * problem.total_kv_blocks() + table.cu_kv_blocks[static_cast<size_t>(sequence)];
+  t.int8.blocks = operands.blocks.get() + block * operands.block_bytes;
+  t.int8.block_bytes = operands.block_bytes;
+  t.int8.v_scale = operands.v_scale.as<float>() + (sequence * operands.num_heads + kv_head) * t.head_dim;
+  t.int8.mean_scale = t.scale_log2 / std::numbers::log2e_v<float>;
   return t;
 }
 
@@ -100,6 +117,21 @@ void check_plan(const Problem& problem, const Plan& plan, LoopOrder loop_order) 
   }
 }
 
+namespace {
+
+void check_operands(const Problem& problem, const Int8Operands* operands, const Kernel& kernel) {
+  if ((operands != nullptr) != (problem.arithmetic == Arithmetic::int8)) {
+    fail("operands: {} for the arithmetic {}", operands != nullptr ? "given" : "missing", name_of(problem.arithmetic));
+  }
+  if (operands == nullptr) return;
+  if (operands->problem != problem) fail("operands: were made for another problem than '{}'", problem.to_line());
+  if (operands->isa != kernel.isa) {
+    fail("operands: were made for {}, the kernel is {}", name_of(operands->isa), kernel.name);
+  }
+}
+
+}  // namespace
+
 void check_inputs(const Problem& problem, const AttentionInputs& inputs, const AttentionOutputs& outputs,
                   const TensorView& workspace) {
   check_tensors(problem, inputs);
@@ -129,16 +161,18 @@ Partials Partials::in(void* workspace, int64_t num_entries, const Problem& probl
 }
 
 void attend_q_outer(const Problem& problem, const AttentionInputs& inputs, const Plan& plan,
-                    const AttentionOutputs& outputs, const Execution& execution) {
+                    const AttentionOutputs& outputs, const Execution& execution, const Int8Operands* operands) {
   check_inputs(problem, inputs, outputs);
   check_plan(problem, plan, LoopOrder::q_outer);
   const Kernel kernel = find_kernel(problem, LoopOrder::q_outer, execution);
-  const AttendOps& ops = attend_ops(kernel.isa);
+  check_operands(problem, operands, kernel);
+  const AttendOps& ops = attend_ops(kernel.isa, problem.arithmetic);
   const SequenceTable table(problem);
   const std::vector<int64_t> visible = visible_keys(table);
   const int64_t num_q_rows = problem.num_q_rows(), group = problem.group_size(), head_dim = problem.head_dim;
 
   const bool gather = plan.q_rows_per_tile == 0;
+  if (gather && kernel.tiles_alone) fail("plan.q_rows_per_tile: got 0 (gathered), which {} does not run", kernel.name);
   const int64_t rows_per_tile = gather ? kernel.tile_rows : std::min(plan.q_rows_per_tile, kernel.tile_rows);
   // The row of the block index that has the picks of a query token.
   const auto row_of = [&begin = table.q_row_begin](int64_t q) {
@@ -165,15 +199,28 @@ void attend_q_outer(const Problem& problem, const AttentionInputs& inputs, const
   Scratch scratch(resolve_num_threads(execution.num_threads),
                   kernel_bytes + (narrow ? max_tokens * group * row_bytes : 0));
   std::vector<RunPicks> thread_picks(static_cast<size_t>(gather ? resolve_num_threads(execution.num_threads) : 0));
-  const auto num_runs = static_cast<int64_t>(plan.q_runs.size());
-  std::atomic<int64_t>* done = Progress::begin(execution.progress, num_runs);
-  parallel_for(execution.num_threads, num_runs, done, [&](int thread, int64_t index) {
-    const QRun& run = plan.q_runs[static_cast<size_t>(index)];
+  // Of some heads' operands, the runs of these: they lie together.
+  std::span<const QRun> runs = plan.q_runs;
+  std::atomic<int64_t>* done = nullptr;
+  if (operands == nullptr || operands->head_begin == 0) {
+    done = Progress::begin(execution.progress, static_cast<int64_t>(runs.size()));
+  } else if (execution.progress != nullptr) {
+    done = &execution.progress->done;
+  }
+  if (operands != nullptr) {
+    const auto before = [](const QRun& run, int64_t head) { return run.kv_head < head; };
+    const auto begin = std::lower_bound(runs.begin(), runs.end(), operands->head_begin, before);
+    runs = {begin, std::lower_bound(begin, runs.end(), operands->head_begin + operands->num_heads, before)};
+  }
+  parallel_for(execution.num_threads, static_cast<int64_t>(runs.size()), done, [&](int thread, int64_t index) {
+    const QRun& run = runs[static_cast<size_t>(index)];
     const int64_t kv_head = run.kv_head, num_tokens = run.q_end - run.q_begin;
     uint8_t* memory = scratch.of(thread);
     float* wide = reinterpret_cast<float*>(memory + kernel_bytes);
     QOuterItem item;
-    item.tensors = head_tensors(problem, table, inputs, table.sequence_of_q[static_cast<size_t>(run.q_begin)], kv_head);
+    const int64_t sequence = table.sequence_of_q[static_cast<size_t>(run.q_begin)];
+    item.tensors = head_tensors(problem, table, inputs, sequence, kv_head);
+    if (operands != nullptr) item.tensors = quantized(item.tensors, problem, table, *operands, sequence, kv_head);
     item.q_begin = run.q_begin;
     item.num_tokens = num_tokens;
     item.rows_per_tile = rows_per_tile;

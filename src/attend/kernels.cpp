@@ -14,10 +14,27 @@ namespace tilesieve {
 
 TILESIEVE_VECTOR_TABLE(AttendOps, kAttendOps)
 TILESIEVE_IF_X86(TILESIEVE_DECLARE_IN(avx512_bf16, AttendOps, kAttendOps)
-                     TILESIEVE_DECLARE_IN(amx, AttendOps, kAttendOps))
+                     TILESIEVE_DECLARE_IN(amx, AttendOps, kAttendOps)
+                         TILESIEVE_DECLARE_IN(amx, AttendOps, kInt8AttendOps))
 
-const AttendOps& attend_ops(Isa isa) {
+namespace {
+
+const AttendOps& int8_attend_ops(Isa isa) {
+  switch (isa) {
+#if defined(TILESIEVE_HAS_amx)
+    case Isa::amx:
+      return amx::kInt8AttendOps;
+#endif
+    default:
+      fail("execution.isa: {} has no kernels in int8", name_of(isa));
+  }
+}
+
+}  // namespace
+
+const AttendOps& attend_ops(Isa isa, Arithmetic arithmetic) {
   check_available(isa);
+  if (arithmetic == Arithmetic::int8) return int8_attend_ops(isa);
   switch (isa) {
 #if defined(TILESIEVE_HAS_avx512_bf16)
     case Isa::avx512_bf16:
@@ -40,6 +57,8 @@ struct IsaKernels {
   DType arithmetic;
   std::vector<DType> dtypes;  // of keys and values, and of queries
   LoopCosts costs;
+
+  Arithmetic kind() const { return arithmetic == DType::i8 ? Arithmetic::int8 : Arithmetic::storage; }
 };
 
 const std::vector<IsaKernels>& isa_kernels() {
@@ -63,6 +82,9 @@ const std::vector<IsaKernels>& isa_kernels() {
       {Isa::avx2, DType::f32, all, vectors},
 #endif
       {Isa::portable, DType::f32, all, vectors},
+#if defined(TILESIEVE_HAS_amx)
+      {Isa::amx, DType::i8, all, tiles},
+#endif
   };
   return rows;
 }
@@ -71,9 +93,13 @@ std::vector<Kernel> make_cpu_kernels() {
   std::vector<Kernel> table;
   for (LoopOrder loop_order : {LoopOrder::q_outer, LoopOrder::kv_outer}) {
     for (const IsaKernels& row : isa_kernels()) {
+      const bool int8 = row.kind() == Arithmetic::int8;
+      if (int8 && loop_order != LoopOrder::q_outer) continue;
       for (DType dtype : row.dtypes) {
         Kernel kernel;
-        kernel.name = fmt::format("{}.{}.{}", name_of(row.isa), name_of(loop_order), name_of(dtype));
+        kernel.name =
+            fmt::format("{}.{}.{}{}", name_of(row.isa), name_of(loop_order), name_of(dtype), int8 ? ".int8" : "");
+        kernel.tiles_alone = int8;
         kernel.isa = row.isa;
         kernel.loop_order = loop_order;
         kernel.dtype = dtype;
@@ -83,8 +109,9 @@ std::vector<Kernel> make_cpu_kernels() {
         if (!is_available(row.isa)) {
           kernel.unavailable = fmt::format("this machine has no {}", name_of(row.isa));
         } else {
-          kernel.tile_rows = attend_ops(row.isa).tile_rows;
-          kernel.tile_row_step = attend_ops(row.isa).tile_row_step;
+          const AttendOps& ops = attend_ops(row.isa, row.kind());
+          kernel.tile_rows = ops.tile_rows;
+          kernel.tile_row_step = ops.tile_row_step;
         }
         table.push_back(kernel);
       }
@@ -110,6 +137,9 @@ std::vector<Kernel> kernels() {
 
 std::string why_not(const Kernel& kernel, const Problem& problem) {
   if (!kernel.unavailable.empty()) return kernel.unavailable;
+  if ((problem.arithmetic == Arithmetic::int8) != (kernel.arithmetic == DType::i8)) {
+    return fmt::format("its arithmetic is {}, not {}", name_of(kernel.arithmetic), name_of(problem.arithmetic));
+  }
   if (problem.kv_dtype != kernel.dtype) {
     return fmt::format("kv_dtype {} is not {}", name_of(problem.kv_dtype), name_of(kernel.dtype));
   }

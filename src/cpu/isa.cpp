@@ -35,15 +35,15 @@ bool has_avx512() {
 #endif
 }
 
-// The processor has tiles and their bf16 product, and Linux lets this process use them: it gives the 8 KiB of state to
-// those who ask. Asking twice does no harm.
+// The processor has tiles and their products of bf16 and int8, and Linux lets this process use them: it gives the 8 KiB
+// of state to those who ask. Asking twice does no harm.
 bool has_amx() {
 #if defined(TILESIEVE_HAS_amx) && defined(__linux__)
-  constexpr unsigned kAmxBf16 = 1u << 22, kAmxTile = 1u << 24;
+  constexpr unsigned kAmxBf16 = 1u << 22, kAmxTile = 1u << 24, kAmxInt8 = 1u << 25;
   constexpr long kRequestPermission = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
   unsigned a = 0, b = 0, c = 0, d = 0;
   if (!has_avx512() || __get_cpuid_count(7, 0, &a, &b, &c, &d) == 0) return false;
-  return (d & kAmxBf16) != 0 && (d & kAmxTile) != 0 && __builtin_cpu_supports("avx512bf16") &&
+  return (d & kAmxBf16) != 0 && (d & kAmxTile) != 0 && (d & kAmxInt8) != 0 && __builtin_cpu_supports("avx512bf16") &&
          syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
 #else
   return false;

@@ -66,6 +66,19 @@ struct Vec {
   static void store_f16(uint8_t* p, Reg x) {
     store_128(p, _mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
   }
+  // kLanes numbers within [-127, 127], rounded to the nearest integer, ties to even; any byte for others.
+  static void store_i8(uint8_t* p, Reg x) {
+    const Ints numbers = _mm256_cvtps_epi32(x);
+    const __m128i words = _mm_packs_epi32(_mm256_castsi256_si128(numbers), _mm256_extracti128_si256(numbers, 1));
+    _mm_storel_epi64(reinterpret_cast<__m128i*>(p), _mm_packs_epi16(words, words));
+  }
+
+  static Reg abs(Reg x) { return _mm256_andnot_ps(set1(-0.0f), x); }
+  // The larger magnitude, as the bits of f32: infinity above all numbers, NaN above infinity.
+  static Ints max_magnitude(Reg x, Ints running) { return _mm256_max_epi32(_mm256_castps_si256(abs(x)), running); }
+  static Reg zero_where_not_finite(Reg x) {
+    return _mm256_and_ps(x, _mm256_cmp_ps(abs(x), set1(__builtin_inff()), _CMP_LT_OQ));
+  }
 
   static Ints load_ints(const int32_t* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }
   // x where j < limit in that lane, else -inf.

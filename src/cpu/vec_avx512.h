@@ -66,6 +66,17 @@ struct Vec {
   static void store_f16(uint8_t* p, Reg x) {
     store_256(p, _mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
   }
+  // kLanes numbers within [-127, 127], rounded to the nearest integer, ties to even; any byte for others.
+  static void store_i8(uint8_t* p, Reg x) {
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtsepi32_epi8(_mm512_cvtps_epi32(x)));
+  }
+
+  static Reg abs(Reg x) { return _mm512_abs_ps(x); }
+  // The larger magnitude, as the bits of f32: infinity above all numbers, NaN above infinity.
+  static Ints max_magnitude(Reg x, Ints running) { return _mm512_max_epi32(_mm512_castps_si512(abs(x)), running); }
+  static Reg zero_where_not_finite(Reg x) {
+    return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(abs(x), set1(__builtin_inff()), _CMP_LT_OQ), x);
+  }
 
   static Ints load_ints(const int32_t* p) { return _mm512_loadu_si512(p); }
   // x where j < limit in that lane, else -inf.

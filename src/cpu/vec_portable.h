@@ -72,6 +72,21 @@ struct Vec {
     const uint16_t y[4] = {f16_from_f32(x[0]), f16_from_f32(x[1]), f16_from_f32(x[2]), f16_from_f32(x[3])};
     __builtin_memcpy(p, y, sizeof y);
   }
+  // kLanes numbers within [-127, 127], rounded to the nearest integer, ties to even; any byte for others.
+  static void store_i8(uint8_t* p, Reg x) {
+    // The sum's last place is 1: adding rounds, and the integer lies in the low bits.
+    const Unsigned bits = __builtin_bit_cast(Unsigned, x + set1(0x1.8p23f));
+    for (int i = 0; i < kLanes; ++i) p[i] = static_cast<uint8_t>(bits[i]);
+  }
+
+  static Reg abs(Reg x) { return (Reg)((Ints)x & 0x7fffffff); }
+  // The larger magnitude, as the bits of f32: infinity above all numbers, NaN above infinity.
+  static Ints max_magnitude(Reg x, Ints running) {
+    const Ints bits = (Ints)x & 0x7fffffff;
+    const Ints larger = bits > running;
+    return (bits & larger) | (running & ~larger);
+  }
+  static Reg zero_where_not_finite(Reg x) { return select(abs(x) < set1(__builtin_inff()), x, zero()); }
 
   static Ints load_ints(const int32_t* p) {
     Ints x;

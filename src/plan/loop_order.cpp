@@ -91,6 +91,9 @@ LoopChoice choose_loop_order(const Problem& problem, const Selection& selection,
     return {LoopOrder::q_outer, options.tile_rows,
             fmt::format("q_outer: {} picks by blocks of {} queries", selection.num_entries(), problem.q_block_size)};
   }
+  if (options.tiles_alone && options.loop_order == LoopOrder::kv_outer) {
+    fail("loop_order: got kv_outer, expected q_outer or auto for the arithmetic {}", name_of(problem.arithmetic));
+  }
   const SequenceTable table(problem);
   const int64_t group = problem.group_size();
   const int64_t token_rows = std::min(group, options.tile_rows);
@@ -145,6 +148,7 @@ LoopChoice choose_loop_order(const Problem& problem, const Selection& selection,
     if (options.loop_order == LoopOrder::automatic && candidate.order == LoopOrder::kv_outer && !kv_outer_fits)
       continue;
     if (options.loop_order != LoopOrder::automatic && options.loop_order != candidate.order) continue;
+    if (options.tiles_alone && candidate.rows_per_tile == 0) continue;
     if (best == nullptr || cost(candidate) < cost(*best)) best = &candidate;
   }
   if (best == nullptr) fail("loop_order: got {}, expected one that exists", static_cast<int>(options.loop_order));

@@ -103,6 +103,23 @@ int64_t sum(const std::vector<int64_t>& lens) {
 
 }  // namespace
 
+std::string_view name_of(Arithmetic arithmetic) {
+  switch (arithmetic) {
+    case Arithmetic::storage:
+      return "storage";
+    case Arithmetic::int8:
+      return "int8";
+  }
+  return "unknown";
+}
+
+Arithmetic parse_arithmetic(std::string_view name) {
+  for (Arithmetic arithmetic : {Arithmetic::storage, Arithmetic::int8}) {
+    if (name == name_of(arithmetic)) return arithmetic;
+  }
+  fail("arithmetic: got '{}', expected storage or int8", name);
+}
+
 int64_t Problem::total_q() const { return sum(q_lens); }
 int64_t Problem::total_kv() const { return sum(kv_lens); }
 
@@ -212,10 +229,12 @@ Problem Problem::parse(std::string_view line) {
     } else if (key == "qdtype") {
       problem.q_dtype = parse_storage(key, value);
       has_q_dtype = true;
+    } else if (key == "arithmetic") {
+      problem.arithmetic = parse_arithmetic(value);
     } else {
       fail(
           "problem: unknown key '{}', expected hq hkv d q kv block topk causal scale qblock segments dtype "
-          "qdtype",
+          "qdtype arithmetic",
           key);
     }
   }
@@ -235,6 +254,7 @@ std::string Problem::to_line() const {
   if (!segments.empty()) line += " segments=" + TokenSequence{segments}.to_line();
   if (kv_dtype != DType::f32) line += fmt::format(" dtype={}", name_of(kv_dtype));
   if (q_dtype != kv_dtype) line += fmt::format(" qdtype={}", name_of(q_dtype));
+  if (arithmetic != Arithmetic::storage) line += fmt::format(" arithmetic={}", name_of(arithmetic));
   return line;
 }
 

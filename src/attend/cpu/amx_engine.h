@@ -127,7 +127,7 @@ struct AmxEngine {
     b.scale_log2 = t.scale_log2;
     b.lines_per_row = 0;
     arrange_keys(t.k, block, num_keys, t.head_dim, b.keys);
-    arrange_values(t.v, block, num_keys, t.head_dim, b.values);
+    store_value_tiles(t.v.dtype, t.v.block(block), t.v.key_stride, num_keys, t.head_dim, b.values);
     if (next_block >= 0) {
       const int64_t count = t.num_keys(next_block);
       const int64_t row_bytes = t.head_dim * (t.k.dtype == DType::f8_e4m3 ? 1 : 2);
@@ -217,27 +217,6 @@ struct AmxEngine {
         tiles += kTileBytes;
       }
     }
-  }
-
-  static void arrange_values(const StoredKeys& v, int64_t block, int64_t num_keys, int64_t head_dim, uint8_t* tiles) {
-    const uint8_t* first = v.block(block);
-    const int64_t keys = padded_keys(num_keys);
-    for (int64_t c = 0; c < head_dim; c += kTilePairs) {
-      uint8_t* left = tiles + c / kTileSide * (keys / kTilePairs) * kTileBytes;
-      uint8_t* right = left + keys / kTilePairs * kTileBytes;
-      for (int64_t j = 0; j < keys; j += 2) {
-        const uint8_t* row = first + j * v.key_stride;
-        const __m512i a = j < num_keys ? load_bf16s(v.dtype, row, c, head_dim) : _mm512_setzero_si512();
-        const __m512i b =
-            j + 1 < num_keys ? load_bf16s(v.dtype, row + v.key_stride, c, head_dim) : _mm512_setzero_si512();
-        _mm512_storeu_si512(left + 32 * j, pairs(_mm512_castsi512_si256(a), _mm512_castsi512_si256(b)));
-        _mm512_storeu_si512(right + 32 * j, pairs(_mm512_extracti64x4_epi64(a, 1), _mm512_extracti64x4_epi64(b, 1)));
-      }
-    }
-  }
-
-  TILESIEVE_INLINE static __m512i pairs(__m256i first, __m256i second) {
-    return _mm512_or_si512(_mm512_cvtepu16_epi32(first), _mm512_slli_epi32(_mm512_cvtepu16_epi32(second), 16));
   }
 
   // One product, step after step: c [num_rows][columns] = a [num_rows][32 * num_steps] b, where b lies in tiles, [group

@@ -10,6 +10,14 @@
 
 namespace tilesieve {
 
+// Arithmetic::int8: what quantising made of a sequence under a KV head, and of its queries in q (cpu/int8_layout.h).
+struct Int8Tensors {
+  uint8_t* blocks = nullptr;  // [blocks of the sequence], block_bytes each; read alone
+  int64_t block_bytes = 0;
+  const float* v_scale = nullptr;  // [head_dim]
+  float mean_scale = 0.0f;         // times a row's mean_score: what its logits lack
+};
+
 // The tensors of a call under one KV head of one sequence, and the sizes all items share.
 struct HeadTensors {
   const uint8_t* q;  // query token t, head g of the group: q + t * q_token_stride + g * q_head_stride, in bytes
@@ -19,6 +27,7 @@ struct HeadTensors {
   int64_t kv_len;  // keys of the sequence
   int64_t group_size, head_dim, kv_block_size;
   float scale_log2;  // softmax_scale * q_scale * k_scale * log2(e)
+  Int8Tensors int8;
 
   [[gnu::always_inline]] const uint8_t* query(int64_t token, int64_t head) const {
     return q + token * q_token_stride + head * q_head_stride;
@@ -73,6 +82,7 @@ struct AttendOps {
   // Bytes of scratch, 64-byte aligned, that one thread needs for items of num_tiles tiles (q_outer_gather, kv_outer:
   // 1) and num_state_rows rows (q_outer_gather alone).
   int64_t (*scratch_bytes)(int64_t num_tiles, int64_t num_state_rows, int64_t head_dim, int64_t kv_block_size);
+  // Those that a kernel lacks are null.
   void (*q_outer_tiles)(const QOuterItem& item, uint8_t* scratch);
   void (*q_outer_gather)(const QOuterItem& item, uint8_t* scratch);
   void (*kv_outer)(const KvOuterItem& item, uint8_t* scratch);
@@ -80,7 +90,8 @@ struct AttendOps {
   void (*store_row)(DType dtype, const float* row, int64_t count, uint8_t* target);
 };
 
-// The kernels of a set that is available.
-const AttendOps& attend_ops(Isa isa);
+// The kernels of a set that is available; of Arithmetic::int8, in which q_outer_tiles alone exists, where such are
+// asked for.
+const AttendOps& attend_ops(Isa isa, Arithmetic arithmetic = Arithmetic::storage);
 
 }  // namespace tilesieve

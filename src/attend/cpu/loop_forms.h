@@ -60,9 +60,9 @@ TILESIEVE_INLINE float* output_row(const QOuterItem& item, int64_t row) {
   return item.o + row / group * item.o_token_stride + row % group * item.o_head_stride;
 }
 
-TILESIEVE_INLINE void write_lse(const QOuterItem& item, int64_t row, float m, float l) {
+TILESIEVE_INLINE void write_lse(const QOuterItem& item, int64_t row, float m, float l, float shift = 0.0f) {
   const int64_t group = item.tensors.group_size;
-  item.lse[row / group * item.lse_token_stride + row % group * item.lse_head_stride] = lse_of(m, l);
+  item.lse[row / group * item.lse_token_stride + row % group * item.lse_head_stride] = lse_of(m, l) + shift;
 }
 
 // The keys of the present block that each row of a tile sees; returns the most.
