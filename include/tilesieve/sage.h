@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // SageAttention 2's arithmetic on the CPU, rounding by rounding: INT8 queries and keys, E4M3 weights and values, as the
-// kernels for sm89 and sm90 of thu-ml/SageAttention d1a57a5 compute it. It is the oracle for kernels on a GPU: exact but
-// for the chip's approximate instructions and the order inside a tensor core, for which it gives a bound. docs/sage.md
-// has the formulas. For speed on a CPU, use tilesieve.h.
+// kernels for sm89 and sm90 of thu-ml/SageAttention d1a57a5 compute it. It is the oracle for kernels on a GPU: exact
+// but for the chip's approximate instructions and the order inside a tensor core, for which it gives a bound.
+// docs/sage.md has the formulas. For speed on a CPU, use tilesieve.h.
 #pragma once
 
 #include <cstdint>
@@ -17,7 +17,8 @@
 
 namespace [[gnu::visibility("default")]] tilesieve {
 
-// Whose structure: tiles of 128 queries in slabs of 32 and blocks of 64 keys; tiles of 64 in slabs of 16, blocks of 128.
+// Whose structure: tiles of 128 queries in slabs of 32 and blocks of 64 keys; tiles of 64 in slabs of 16, blocks of
+// 128.
 enum class SageKernel : uint8_t { sm89, sm90 };
 
 // Numbers that share an INT8 scale.
@@ -51,8 +52,8 @@ struct SageOptions {
 
   int64_t q_groups() const { return groups == SageGroups::per_thread ? 32 : 4; }  // of a tile
   int64_t kv_groups() const { return groups == SageGroups::per_thread ? 4 : 1; }  // of a block
-  int64_t q_group(int64_t row) const;   // of a row of a tile
-  int64_t kv_group(int64_t key) const;  // of a key of a block
+  int64_t q_group(int64_t row) const;                                             // of a row of a tile
+  int64_t kv_group(int64_t key) const;                                            // of a key of a block
 
   float largest_value() const { return accumulator == SageAccumulator::f32 ? 448.0f : 2.25f; }
   // Blocks at the end of a list whose logits are scaled before the softmax, not inside it.
@@ -62,10 +63,10 @@ struct SageOptions {
 // What the chip approximates. The defaults round correctly, exp2 and log2 but for rounding a float64 that is already
 // rounded. A plug never sees a subnormal number, nor need it flush one.
 struct SageMath {
-  float (*divide)(float a, float b);      // of the quantisers
-  float (*exp2)(float x);                 // ex2.approx
-  float (*reciprocal)(float x);           // rcp.approx
-  float (*log2)(float x);                 // lg2.approx
+  float (*divide)(float a, float b);  // of the quantisers
+  float (*exp2)(float x);             // ex2.approx
+  float (*reciprocal)(float x);       // rcp.approx
+  float (*log2)(float x);             // lg2.approx
   SageMath();
 };
 
@@ -80,8 +81,8 @@ std::vector<SageTile> sage_kv_blocks(const Problem& problem, const SageOptions& 
 // head_dim as it is computed with, channels behind head_dim being 0: 64 or 128. The softmax scale is the problem's.
 int64_t sage_dim(const Problem& problem);
 
-// The quantised tensors of a call. A tile or block takes a whole number of slots, q_tile or kv_block, one token each; the
-// slots that it does not need, at its end, hold 0.
+// The quantised tensors of a call. A tile or block takes a whole number of slots, q_tile or kv_block, one token each;
+// the slots that it does not need, at its end, hold 0.
 //
 // Non-finite numbers: a group, or a channel of V in a sequence, that holds one (K: after smoothing) has scale NaN and
 // codes 0, so that whatever uses it is NaN. A channel of V that is 0, or whose scale would not be a normal number
@@ -123,14 +124,15 @@ SageTensors sage_quantize(const Problem& problem, const AttentionInputs& inputs,
 // fl(dot * scale)), dot = q . k_mean in f32 (here: in f64, rounded once).
 struct SageOutputs {
   TensorView o, lse;  // as AttentionOutputs
-  // f32 [total_q, num_q_heads, head_dim], or no data: how far o of a chip may be from this one, given the same quantised
-  // tensors. Covers sums inside a tensor core, 2 ulp of exp2, 1 of the reciprocal, weights that fall on the other side of
-  // a rounding because of these, and o's rounding.
+  // f32 [total_q, num_q_heads, head_dim], or no data: how far o of a chip may be from this one, given the same
+  // quantised tensors. Covers sums inside a tensor core, 2 ulp of exp2, 1 of the reciprocal, weights that fall on the
+  // other side of a rounding because of these, and o's rounding.
   TensorView bound = {};
 };
 
-// Attends to quantised tensors; `q` are the queries themselves, for the LSE. block_index nullptr = dense. A list's blocks
-// are of problem.kv_block_size keys and taken in ascending order, each once; causal problems have one list a query.
+// Attends to quantised tensors; `q` are the queries themselves, for the LSE. block_index nullptr = dense. A list's
+// blocks are of problem.kv_block_size keys and taken in ascending order, each once; causal problems have one list a
+// query.
 void sage_attend_model(const Problem& problem, const TensorView& q, const SageTensors& tensors,
                        const BlockIndex* block_index, const SageOutputs& outputs, const SageOptions& options,
                        const SageMath& math = {}, const Execution& execution = {});
