@@ -359,7 +359,10 @@ void sage_attention_model(const Problem& problem, const AttentionInputs& inputs,
                           const SageOutputs& outputs, const SageOptions& options, const SageMath& math,
                           const Execution& execution) {
   check_sage(problem, options, block_index != nullptr);
-  check_inputs(problem, inputs, {outputs.o, outputs.lse}, outputs.bound);
+  check_inputs(problem, inputs, {outputs.o, outputs.lse});
+  for (const TensorView* other : {&inputs.q, &inputs.k, &inputs.v, &outputs.o, &outputs.lse}) {
+    if (overlap(outputs.bound, *other)) fail("bound: overlaps q, k, v, o or lse");
+  }
   Execution inner = execution;
   inner.progress = nullptr;
   const SageTensors tensors = sage_quantize(problem, inputs, options, math, inner);
