@@ -9,6 +9,12 @@
 
 namespace tilesieve::sm90 {
 
+DenseLayout parse_dense_layout(std::string_view name) {
+  if (name == "nhd") return DenseLayout::nhd;
+  if (name == "hnd") return DenseLayout::hnd;
+  fail("layout: got '{}', expected nhd or hnd", name);
+}
+
 #ifdef TILESIEVE_HAS_CUDA
 
 void dense_attention(const DenseInputs& inputs, const DenseOutputs& outputs, const DenseOptions& options,

@@ -37,6 +37,12 @@ SageCall::SageCall(const DenseInputs& inputs, const DenseOutputs& outputs, const
 
 int64_t SageCall::num_blocks() const { return ceil_div(shape_.k.tokens, 128); }
 
+SageArithmetic parse_sage_arithmetic(std::string_view name) {
+  if (name == "exact") return SageArithmetic::exact;
+  if (name == "relaxed") return SageArithmetic::relaxed;
+  fail("arithmetic: got '{}', expected exact or relaxed", name);
+}
+
 #ifdef TILESIEVE_HAS_CUDA
 
 SageInput SageCall::input(const TensorView& view, const DenseAxes& axes) const {

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string_view>
 
 #include "tilesieve/tensor.h"
 
@@ -13,6 +14,7 @@ namespace sm90 {
 // How a tensor's dimensions are ordered: [tokens, heads, head_dim] or [heads, tokens, head_dim], with one dimension of
 // sequences in front or without. Strides are the view's.
 enum class DenseLayout : uint8_t { nhd, hnd };
+DenseLayout parse_dense_layout(std::string_view name);  // Error when unknown
 
 // All three of one dtype; head_dim a multiple of 8 up to 128. Any lengths, any whole ratio of query heads to KV heads.
 // Data and outer strides are multiples of 16 bytes, channels lie side by side.

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string_view>
 
 #include "tilesieve/dense_sm90.h"
 
@@ -14,6 +15,7 @@ namespace sm90 {
 // relaxed  the tensor cores add up several blocks before f32 does, and weights may stay up to two bits below the largest
 //          E4M3: faster, a little less precise
 enum class SageArithmetic : uint8_t { exact, relaxed };
+SageArithmetic parse_sage_arithmetic(std::string_view name);  // Error when unknown
 
 struct SageCallOptions : DenseOptions {
   SageArithmetic arithmetic = SageArithmetic::exact;

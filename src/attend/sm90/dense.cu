@@ -82,6 +82,7 @@ void launch(const DenseTensors& tensors, DenseArgs args, int num_sms, void* stre
 void launch_dense(const DenseTensors& tensors, const DenseArgs& args, int dim, int variant, int num_sms, void* stream) {
   if (dim == 64) return launch<DenseConfig<64, 4, false>>(tensors, args, num_sms, stream);
   if (variant == 0) return launch<DenseConfig<128, 2, false>>(tensors, args, num_sms, stream);
+  if (variant == 2) return launch<DenseConfig<128, 2, false, 3>>(tensors, args, num_sms, stream);
   launch<DenseConfig<128, 2, true>>(tensors, args, num_sms, stream);
 }
 

@@ -8,14 +8,14 @@
 
 namespace tilesieve::sm90 {
 
-template <int HeadDim, int Stages, bool kTurns>
+template <int HeadDim, int Stages, bool kTurns, int NumConsumers = 2>
 struct DenseConfig : TileConfig<__nv_bfloat16, HeadDim, kDenseBlock> {
   // S, P and O are 160 registers.
-  static constexpr int kNumConsumers = 2, kStages = Stages;
+  static constexpr int kNumConsumers = NumConsumers, kStages = Stages;
   static constexpr bool kInTurn = kTurns;
   static constexpr int kRows = kTileRows * kNumConsumers;
   static constexpr int kThreads = 128 * (kNumConsumers + 1);
-  static constexpr int kConsumerRegisters = 240, kOtherRegisters = 24;
+  static constexpr int kConsumerRegisters = NumConsumers == 2 ? 240 : 160, kOtherRegisters = NumConsumers == 2 ? 24 : 32;
   static_assert(kNumConsumers * kConsumerRegisters + kOtherRegisters <=
                 (kNumConsumers + 1) * (65536 / kThreads / 8 * 8));
 };

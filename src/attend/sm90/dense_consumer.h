@@ -31,7 +31,11 @@ class DenseConsumer {
 #pragma unroll
       for (int i = 0; i < Config::kOutputs; ++i) o[i] = 0.0f;
       cuda::barrier_wait(&shared_.q_full[q_ring_.stage][warpgroup_], q_ring_.parity);
-      if (num_blocks > 0) attend(num_blocks, first_masked, o);
+      if constexpr (Config::kNumConsumers == 3) {
+        attend_simply(num_blocks, first_masked, o);
+      } else if (num_blocks > 0) {
+        attend(num_blocks, first_masked, o);
+      }
       release(&shared_.q_empty[q_ring_.stage][warpgroup_]);
       q_ring_.advance();
       finish(it, o);
@@ -43,6 +47,24 @@ class DenseConsumer {
   // A row's maximum is followed when weights would pass 2^8; bf16 and f32 do not care.
   static constexpr float kSlack = 8.0f;
   static constexpr int kTurn = 1;  // number of a barrier for each warpgroup
+
+  __device__ void attend_simply(int32_t num_blocks, int32_t first_masked, float (&o)[Config::kOutputs]) {
+    for (int32_t block = 0; block < num_blocks; ++block) {
+      float s[Config::kScores], alpha[2];
+      multiply_keys(s);
+      cuda::wgmma_wait<0>();
+      cuda::pin(s);
+      release(&shared_.k_empty[ring_.stage]);
+      if (softmax(block < first_masked ? kNone : block, s, alpha)) shrink(alpha, o);
+      uint32_t p[Config::kProbabilities];
+      pack<Config>(s, p);
+      multiply_values(ring_, p, o);
+      cuda::wgmma_wait<0>();
+      cuda::pin(o);
+      release(&shared_.v_empty[ring_.stage]);
+      ring_.advance();
+    }
+  }
 
   __device__ void attend(int32_t num_blocks, int32_t first_masked, float (&o)[Config::kOutputs]) {
     float s[Config::kScores], alpha[2];
