@@ -91,7 +91,7 @@ class SageConsumer {
         multiply_values(p, o);
         cuda::wgmma_wait<0>();
         cuda::pin(o);
-        if (++near_blocks_ == Config::kNearBlocks) send_far(o);
+        ++near_blocks_;
       } else {
         float sums[Config::kOutputs];
         multiply_values(p, sums);
@@ -103,6 +103,13 @@ class SageConsumer {
       ring_.advance();
     };
     int32_t block = 0;
+    if constexpr (Config::kRelaxed) {
+      // The rare code stays out of the inner loop: it would be in the way of fetching the loop's instructions.
+      while (block + Config::kNearBlocks <= first_masked) {
+        for (const int32_t end = block + Config::kNearBlocks; block < end; ++block) step(std::false_type(), block);
+        send_far(o);
+      }
+    }
     for (; block < first_masked; ++block) step(std::false_type(), block);
     for (; block < num_blocks; ++block) step(std::true_type(), block);
     if constexpr (Config::kRelaxed) {
