@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Q and K to INT8. Numbers that one lane of the attention kernel holds share a scale: of queries the rows r and r + 8 of
-// 16, of keys every eighth pair of 128.
+// Q and K to INT8. Numbers that one lane of the attention kernel holds share a scale: of queries the rows r and r + 8
+// of 16, of keys every eighth pair of 128.
 #include "base/rounding.h"
 #include "cuda/flush.h"
 #include "cuda/launch.h"
@@ -71,7 +71,8 @@ __global__ void queries_kernel(const __grid_constant__ SageInput q, const __grid
   }
   float mean[8];
   if (out.shift != nullptr) {
-    const int64_t kv_head = static_cast<int64_t>(blockIdx.z) * (gridDim.y / out.group_size) + blockIdx.y / out.group_size;
+    const int64_t kv_head =
+        static_cast<int64_t>(blockIdx.z) * (gridDim.y / out.group_size) + blockIdx.y / out.group_size;
 #pragma unroll
     for (int c = 0; c < 8; ++c) mean[c] = out.k_mean[kv_head * kHeadDim + octet * 8 + c];
   }
@@ -161,16 +162,16 @@ dim3 grid_of(const SageInput& input, int tokens) {
 }  // namespace
 
 void launch_sage_queries(const SageInput& q, const SageQueryCodes& out, void* stream) {
-  const auto kernel = q.f16 ? q.dim == 128 ? queries_kernel<__half, 128> : queries_kernel<__half, 64>
-                      : q.dim == 128 ? queries_kernel<__nv_bfloat16, 128>
-                                          : queries_kernel<__nv_bfloat16, 64>;
+  const auto kernel = q.f16          ? q.dim == 128 ? queries_kernel<__half, 128> : queries_kernel<__half, 64>
+                               : q.dim == 128 ? queries_kernel<__nv_bfloat16, 128>
+                                     : queries_kernel<__nv_bfloat16, 64>;
   cuda::launch("queries to INT8", kernel, grid_of(q, 64), kThreads, 0, stream, q, out);
 }
 
 void launch_sage_keys(const SageInput& k, const float* mean, const SageKeyCodes& out, void* stream) {
-  const auto kernel = k.f16 ? k.dim == 128 ? keys_kernel<__half, 128> : keys_kernel<__half, 64>
-                      : k.dim == 128 ? keys_kernel<__nv_bfloat16, 128>
-                                          : keys_kernel<__nv_bfloat16, 64>;
+  const auto kernel = k.f16          ? k.dim == 128 ? keys_kernel<__half, 128> : keys_kernel<__half, 64>
+                               : k.dim == 128 ? keys_kernel<__nv_bfloat16, 128>
+                                     : keys_kernel<__nv_bfloat16, 64>;
   cuda::launch("keys to INT8", kernel, grid_of(k, 128), kThreads, 0, stream, k, mean, out);
 }
 

@@ -42,7 +42,7 @@ __global__ void values_kernel(const __grid_constant__ SageInput v, const float* 
     for (int c = 0; c < 8; ++c) {
       const float f = factor[c];
       uint32_t four = cuda::pack_e4m3(x[0][c] * f, x[1][c] * f, x[2][c] * f, x[3][c] * f);
-      if (f == 0.0f) four = 0;  // 0 * infinity
+      if (f == 0.0f) four = 0;                             // 0 * infinity
       transposed[octet * 8 + c][word ^ octet * 2] = four;  // else the lanes' channels would share banks
     }
   }
@@ -63,9 +63,9 @@ __global__ void values_kernel(const __grid_constant__ SageInput v, const float* 
 void launch_sage_values(const SageInput& v, const float* factor, void* codes, void* stream) {
   const dim3 grid(static_cast<unsigned>(ceil_div(v.length, kBlock)), static_cast<unsigned>(v.num_heads),
                   static_cast<unsigned>(v.num_sequences));
-  const auto kernel = v.f16 ? v.dim == 128 ? values_kernel<__half, 128> : values_kernel<__half, 64>
-                      : v.dim == 128 ? values_kernel<__nv_bfloat16, 128>
-                                          : values_kernel<__nv_bfloat16, 64>;
+  const auto kernel = v.f16          ? v.dim == 128 ? values_kernel<__half, 128> : values_kernel<__half, 64>
+                               : v.dim == 128 ? values_kernel<__nv_bfloat16, 128>
+                                     : values_kernel<__nv_bfloat16, 64>;
   cuda::launch("values to E4M3", kernel, grid, kThreads, 0, stream, v, factor, static_cast<uint8_t*>(codes));
 }
 

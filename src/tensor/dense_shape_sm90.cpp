@@ -23,8 +23,8 @@ DenseAxes axes_of(const TensorView& view, DenseLayout layout, bool batched, bool
   return axes;
 }
 
-void check_view(const char* argument, const TensorView& view, std::initializer_list<DType> dtypes, const DenseAxes& axes,
-                DenseLayout layout, bool batched, bool channels) {
+void check_view(const char* argument, const TensorView& view, std::initializer_list<DType> dtypes,
+                const DenseAxes& axes, DenseLayout layout, bool batched, bool channels) {
   const bool nhd = layout == DenseLayout::nhd;
   const int64_t first = nhd ? axes.tokens : axes.heads, second = nhd ? axes.heads : axes.tokens;
   const std::string shape = std::string(batched ? "num_sequences, " : "") + (nhd ? "tokens, heads" : "heads, tokens") +

@@ -15,7 +15,8 @@ struct DenseConfig : TileConfig<__nv_bfloat16, HeadDim, kDenseBlock> {
   static constexpr bool kInTurn = kTurns;
   static constexpr int kRows = kTileRows * kNumConsumers;
   static constexpr int kThreads = 128 * (kNumConsumers + 1);
-  static constexpr int kConsumerRegisters = NumConsumers == 2 ? 240 : 160, kOtherRegisters = NumConsumers == 2 ? 24 : 32;
+  static constexpr int kConsumerRegisters = NumConsumers == 2 ? 240 : 160,
+                       kOtherRegisters = NumConsumers == 2 ? 24 : 32;
   static_assert(kNumConsumers * kConsumerRegisters + kOtherRegisters <=
                 (kNumConsumers + 1) * (65536 / kThreads / 8 * 8));
 };

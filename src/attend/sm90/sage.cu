@@ -77,15 +77,27 @@ void launch(SageArgs args, int num_sms, void* stream) {
 }  // namespace
 
 void launch_sage(const SageArgs& args, int dim, int variant, int num_sms, void* stream) {
-#define V(D, N) case N: return launch<SageConfig<D, TILESIEVE_V##N>>(args, num_sms, stream)
+#define V(D, N) \
+  case N:       \
+    return launch<SageConfig<D, TILESIEVE_V##N>>(args, num_sms, stream)
 #define TILESIEVE_V0 false, 4, 2
 #define TILESIEVE_V1 true, 3, 1, 16, 0
 #define TILESIEVE_V2 true, 3, 1, 8, 0
 #define TILESIEVE_V3 true, 2, 2, 16, 0
 #define TILESIEVE_V4 true, 3, 1, 8, 2
 #define TILESIEVE_V5 true, 3, 1, 16, 2
-  if (dim == 128) switch (variant) { V(128, 0); V(128, 1); V(128, 2); V(128, 3); V(128, 4); V(128, 5); }
-  if (dim == 64) switch (variant) { V(64, 0); V(64, 2); }
+  if (dim == 128) switch (variant) {
+      V(128, 0);
+      V(128, 1);
+      V(128, 2);
+      V(128, 3);
+      V(128, 4);
+      V(128, 5);
+    }
+  if (dim == 64) switch (variant) {
+      V(64, 0);
+      V(64, 2);
+    }
 }
 
 }  // namespace tilesieve::sm90

@@ -17,7 +17,7 @@ namespace tilesieve::sm90 {
 inline constexpr int kSageKeyScales = 4;     // of a block: keys 8 n + 2 t and + 1 share scale t, a lane's own keys
 inline constexpr int kSageQueryScales = 32;  // of 64 rows: rows 16 w + r and + 8 share scale 8 w + r, a lane's own rows
 
-inline constexpr int kSageConsumers = 3;     // warpgroups: S, or the sums of a block, and O are 128 registers of 160
+inline constexpr int kSageConsumers = 3;  // warpgroups: S, or the sums of a block, and O are 128 registers of 160
 
 // kRelaxedSums: see sage_consumer.h. kNearBlocks: of how many blocks the tensor cores keep the sum.
 template <int HeadDim, bool kRelaxedSums, int Stages, int QStages, int NearBlocks = 1, int Slack = 0>
@@ -34,7 +34,7 @@ struct SageConfig {
   static constexpr int kRowBytes = HeadDim;  // of q and k; the width of their swizzle
   static constexpr int kQBytes = kTileRows * kRowBytes, kKBytes = kDenseBlock * kRowBytes;
   static constexpr int kVBytes = HeadDim * kDenseBlock;  // transposed: a row of 128 keys for each channel
-  static constexpr int kOutputs = HeadDim / 2;          // of a thread
+  static constexpr int kOutputs = HeadDim / 2;           // of a thread
 };
 
 template <class Config>

@@ -2,9 +2,9 @@
 // A Sage consumer warpgroup: 64 query rows in INT8 stay, blocks of 128 keys pass. Scores are exact integers; a softmax
 // in base 2 makes weights of up to 448, which go to e4m3 for the product with the values.
 //
-// The exact form follows the arithmetic of SageAttention 2 for this chip, operation by operation: the weights of a block
-// are multiplied with its values into sums of their own, which are then added to what the row has (o = o * alpha + sums),
-// and the last block has its scores scaled before the exponential's multiply-add, not inside it.
+// The exact form follows the arithmetic of SageAttention 2 for this chip, operation by operation: the weights of a
+// block are multiplied with its values into sums of their own, which are then added to what the row has (o = o * alpha
+// + sums), and the last block has its scores scaled before the exponential's multiply-add, not inside it.
 //
 // The relaxed form saves most of these additions: the tensor cores add up some blocks (not many: they cut off bits of
 // every sum, all the same way), and the sums over all of them wait in shared memory. And it follows a growing maximum
@@ -47,7 +47,7 @@ class SageConsumer {
 
  private:
   static constexpr int kScores = kDenseBlock / 2, kProbabilities = kScores / 4;  // of a thread
-  static constexpr float kOffset = 8.807f;                                      // 2^8.807 is about 448
+  static constexpr float kOffset = 8.807f;                                       // 2^8.807 is about 448
   static constexpr float kMasked = -5000000.0f;
 
   // Two rows of this thread: 16 * warp + lane / 4, and 8 more.
@@ -118,8 +118,8 @@ class SageConsumer {
   }
 
   __device__ void multiply_keys(int32_t (&s)[kScores]) {
-    const uint64_t q = cuda::matrix_descriptor(cuda::shared_address(shared_.q[q_ring_.stage][warpgroup_]),
-                                               Config::kRowBytes);
+    const uint64_t q =
+        cuda::matrix_descriptor(cuda::shared_address(shared_.q[q_ring_.stage][warpgroup_]), Config::kRowBytes);
     const uint64_t k = cuda::matrix_descriptor(cuda::shared_address(shared_.k[ring_.stage]), Config::kRowBytes);
     cuda::barrier_wait(&shared_.k_full[ring_.stage], ring_.parity);
     cuda::wgmma_fence();
@@ -146,7 +146,8 @@ class SageConsumer {
     cuda::wgmma_commit();
   }
 
-  // s, integers, becomes the weights, floats; d and m follow. True when alpha is to be heeded; in the exact form always.
+  // s, integers, becomes the weights, floats; d and m follow. True when alpha is to be heeded; in the exact form
+  // always.
   template <bool kMask>
   __device__ bool softmax(int32_t (&s)[kScores], float k_scale, int32_t first_row, int32_t block, float (&alpha)[2]) {
     const float delta = cuda::mul_flush(rows_.q_scale, k_scale);
@@ -258,7 +259,8 @@ class SageConsumer {
 
   static __device__ void pack(const int32_t (&s)[kScores], uint32_t (&p)[kProbabilities]) {
 #pragma unroll
-    for (int i = 0; i < kProbabilities; ++i) {  // words of a step: (row, row + 8) of its first 16 keys, then of the others
+    for (int i = 0; i < kProbabilities;
+         ++i) {  // words of a step: (row, row + 8) of its first 16 keys, then of the others
       const int base = i / 4 * 16 + i / 2 % 2 * 8 + i % 2 * 2;
       p[i] = cuda::pack_e4m3(__int_as_float(s[base]), __int_as_float(s[base + 1]), __int_as_float(s[base + 4]),
                              __int_as_float(s[base + 5]));
@@ -330,7 +332,8 @@ class SageConsumer {
       });
       if (args_.lse.data == nullptr || pair != 0) continue;
       float lse = natural_lse(d, rows_.m[half]);
-      if (args_.lse_shift != nullptr) lse += args_.lse_shift[static_cast<int64_t>(it.sequence_head) * args_.q_len + row];
+      if (args_.lse_shift != nullptr)
+        lse += args_.lse_shift[static_cast<int64_t>(it.sequence_head) * args_.q_len + row];
       static_cast<float*>(args_.lse.data)[place_of(args_.lse, args_, it, row)] = sees ? lse : -INFINITY;
     }
   }
