@@ -296,6 +296,7 @@ TEST(SageModel, IsTheLoopOfItsSourcesBitForBit) {
        {"hq=4 hkv=2 d=64 q=130 kv=200 causal=0 dtype=bf16",
         "hq=2 hkv=1 d=72 q=1,0,65,33 kv=64,5,0,257 causal=0 dtype=f16", "hq=1 hkv=1 d=128 q=200 causal=1 dtype=bf16",
         "hq=2 hkv=2 d=8 q=70 kv=333 causal=1 dtype=f16",
+        "hq=1 hkv=1 d=128 q=128 kv=160 causal=1 dtype=bf16",  // the diagonal crosses three blocks
         "hq=3 hkv=1 d=16 q=200,3 kv=77,300 causal=1 dtype=bf16 scale=0.7",
         "hq=1 hkv=1 d=64 q=291 causal=0 dtype=bf16 segments=text:70,audio:1,video:220",
         "hq=1 hkv=1 d=64 q=5 kv=512 causal=0 dtype=f16"}) {
@@ -515,6 +516,21 @@ TEST(SageModel, WhereANaNGoes) {
       EXPECT_EQ(std::isnan(static_cast<float>(got.lse.at(t, 0))), t < 64);
     }
   }
+}
+
+TEST(SageModel, SubnormalNumbersAreFlushed) {
+  Case c = make_case("hq=1 hkv=1 d=16 q=100 kv=150 causal=0 dtype=bf16", 24);
+  c.v.for_each([](const Element& x) { x = static_cast<float>(x) * 0x1p-117f; });
+  int64_t flushed = 0;
+  for (const SageOptions& options : all_options()) {
+    expect_rendition(c, options, nullptr);
+    const Output got = run_model(c, options, nullptr);
+    got.o.for_each([&](const Element& x) {
+      EXPECT_TRUE(x == 0.0f || std::abs(static_cast<float>(x)) >= 0x1p-126f);
+      flushed += x == 0.0f;
+    });
+  }
+  EXPECT_GT(flushed, 0);
 }
 
 TEST(SageModel, TheOutputIsRoundedOnce) {
