@@ -35,8 +35,9 @@ float fma_ftz(float a, float b, float c) { return ftz(std::fma(a, b, c)); }
 // To the nearest, ties to even, without passing through f32, whose rounding could make a tie.
 double rounded_to_f16(double x) {
   if (!(std::abs(x) < 65520)) return std::isnan(x) ? x : std::copysign(static_cast<double>(kInfinity), x);
-  // A sum with 2^(e + 42) has its last place at 2^(e - 10), and that at 2^-24 at least.
-  const int exponent = x == 0 ? -14 : std::max(std::ilogb(x), -14);
+  // The sum with 2^(e + 42) has its last place at 2^(e - 10). Products of E4M3 are multiples of 2^-18, so f16's
+  // subnormals, of 2^-24, are never rounded to.
+  const int exponent = x == 0 ? 0 : std::ilogb(x);
   const double shift = std::copysign(std::ldexp(1.0, exponent + 42), x);
   return (x + shift) - shift;
 }
