@@ -260,7 +260,8 @@ TEST_F(Sage, RelaxedIsAboutAsGoodAsExact) {
       const double relaxed = rel_l2(c, run(c, DenseForm::relaxed), want);
       RecordProperty("rel_l2", fmt::format("exact {:.4f} relaxed {:.4f}", exact, relaxed));
       EXPECT_LT(exact, 0.05) << line;
-      EXPECT_LT(relaxed, 1.25 * exact + 0.004) << line;
+      // Sums in the tensor cores lose some 0.1 % a block of keys; where values cancel, that is nothing beside the rest.
+      EXPECT_LT(relaxed, std::hypot(1.02 * exact, v_offset == 0.0f ? 0.003 : 0.014)) << line;
     }
   }
 }

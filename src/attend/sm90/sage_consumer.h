@@ -7,8 +7,7 @@
 // + sums), and the last block has its scores scaled before the exponential's multiply-add, not inside it.
 //
 // The relaxed form saves most of these additions: the tensor cores add up some blocks (not many: they cut off bits of
-// every sum, all the same way), and the sums over all of them wait in shared memory. And it follows a growing maximum
-// only when weights would pass 448.
+// every sum, all the same way), and the sums over all of them wait in shared memory.
 #pragma once
 
 #include "attend/sm90/ring.h"
@@ -41,7 +40,7 @@ class SageConsumer {
       release(&shared_.q_empty[q_ring_.stage][warpgroup_]);
       q_ring_.advance();
       finish(it, first_row, o);
-      skip(visible_blocks(args_, it.first_row, it.first_row + Config::kRows) - num_blocks);
+      skip_blocks(shared_, visible_blocks(args_, it.first_row, it.first_row + Config::kRows) - num_blocks, ring_);
     }
   }
 
@@ -105,8 +104,8 @@ class SageConsumer {
     int32_t block = 0;
     if constexpr (Config::kRelaxed) {
       // The rare code stays out of the inner loop: it would be in the way of fetching the loop's instructions.
-      while (block + Config::kNearBlocks <= first_masked) {
-        for (const int32_t end = block + Config::kNearBlocks; block < end; ++block) step(std::false_type(), block);
+      while (block + kSageNearBlocks <= first_masked) {
+        for (const int32_t end = block + kSageNearBlocks; block < end; ++block) step(std::false_type(), block);
         send_far(o);
       }
     }
@@ -175,7 +174,7 @@ class SageConsumer {
       if (grows) {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-          m[half] = peak[half] > rows_.m[half] ? peak[half] + Config::kSlack : rows_.m[half];
+          m[half] = peak[half] > rows_.m[half] ? peak[half] : rows_.m[half];
           alpha[half] = cuda::exp2_approx(rows_.m[half] - m[half]);
           rows_.m[half] = m[half];
           rows_.d[half] *= alpha[half];
@@ -299,17 +298,6 @@ class SageConsumer {
       o[4 * i + 1] = fmaf(far.y, far_scale_[0], o[4 * i + 1]);
       o[4 * i + 2] = fmaf(far.z, far_scale_[1], o[4 * i + 2]);
       o[4 * i + 3] = fmaf(far.w, far_scale_[1], o[4 * i + 3]);
-    }
-  }
-
-  // Blocks that other warpgroups of the CTA see and this one does not.
-  __device__ void skip(int32_t num_blocks) {
-    for (int32_t block = 0; block < num_blocks; ++block) {
-      cuda::barrier_wait(&shared_.k_full[ring_.stage], ring_.parity);
-      cuda::barrier_wait(&shared_.v_full[ring_.stage], ring_.parity);
-      release(&shared_.k_empty[ring_.stage]);
-      release(&shared_.v_empty[ring_.stage]);
-      ring_.advance();
     }
   }
 
