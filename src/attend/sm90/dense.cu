@@ -12,37 +12,16 @@ namespace tilesieve::sm90 {
 namespace {
 
 template <class Config>
-__global__ void __launch_bounds__(Config::kThreads, 1)
+__global__ void __launch_bounds__(kDenseThreads, 1)
     dense_kernel(const __grid_constant__ DenseMaps maps, const __grid_constant__ DenseArgs args) {
   extern __shared__ __align__(1024) uint8_t raw[];  // nothing else lies in shared memory, so it begins aligned
   DenseShared<Config>& shared = *reinterpret_cast<DenseShared<Config>*>(raw);
-  if (threadIdx.x == 0) {
-    for (int i = 0; i < 2; ++i) {
-      for (int c = 0; c < Config::kNumConsumers; ++c) {
-        cuda::barrier_init(&shared.q_full[i][c], 1);
-        cuda::barrier_init(&shared.q_empty[i][c], 4);
-      }
-    }
-    for (int i = 0; i < Config::kStages; ++i) {
-      cuda::barrier_init(&shared.k_full[i], 1);
-      cuda::barrier_init(&shared.v_full[i], 1);
-      cuda::barrier_init(&shared.k_empty[i], 4 * Config::kNumConsumers);
-      cuda::barrier_init(&shared.v_empty[i], 4 * Config::kNumConsumers);
-    }
-    cuda::fence_barrier_init();
-  }
+  if (threadIdx.x == 0) init_barriers(shared);
   __syncthreads();
   cuda::wait_for_previous();
   cuda::let_next_begin();
-  // The shuffle tells the compiler that the number is the same in all lanes.
-  const int warpgroup = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / 128, 0);
-  if (warpgroup == 0) {
-    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(Config::kOtherRegisters));
-    if (threadIdx.x == 0) dense_produce(shared, maps, args);
-  } else {
-    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(Config::kConsumerRegisters));
-    DenseConsumer<Config>(shared, args, warpgroup - 1).run();
-  }
+  take_roles([&] { dense_produce(shared, maps, args); },
+             [&](int consumer) { DenseConsumer<Config>(shared, args, consumer).run(); });
 }
 
 CUtensorMap map_of(const char* name, const DenseRows& rows, int64_t head_dim, int64_t tokens, int64_t heads,
@@ -68,14 +47,13 @@ void launch(const DenseTensors& tensors, DenseArgs args, int num_sms, void* stre
   const DenseMaps maps = {map("q", tensors.q, args.q_len, args.num_q_heads, kTileRows),
                           map("k", tensors.k, args.kv_len, args.num_kv_heads, kDenseBlock),
                           map("v", tensors.v, args.kv_len, args.num_kv_heads, kDenseBlock)};
-  args.num_row_tiles = (args.q_len + Config::kRows - 1) / Config::kRows;
-  args.num_tiles = args.num_row_tiles * args.num_q_heads * args.num_sequences;
+  count_tiles(args);
   if (args.num_tiles == 0) return;
   constexpr auto kernel = dense_kernel<Config>;
   static_assert(sizeof(DenseShared<Config>) <= 227 * 1024);
   cuda::allow_shared_bytes("dense attention", kernel, sizeof(DenseShared<Config>));
-  cuda::launch("dense attention", kernel, dim3(static_cast<unsigned>(std::min(num_sms, args.num_tiles))),
-               Config::kThreads, sizeof(DenseShared<Config>), stream, maps, args);
+  cuda::launch("dense attention", kernel, dim3(static_cast<unsigned>(std::min(num_sms, args.num_tiles))), kDenseThreads,
+               sizeof(DenseShared<Config>), stream, maps, args);
 }
 
 }  // namespace
