@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a dense Sage kernel is compiled for, how its shared memory lies. A CTA owns one tile
-// of query rows at a time, 64 for each consumer warpgroup; all keys and values of the head stream past, 128 a block.
+// What a dense Sage kernel is compiled for, and how its shared memory lies. A CTA owns 192 query rows at a time, 64 for
+// each consumer warpgroup, of whose 160 registers a thread S, or the sums of a block, and O take 128. All keys and
+// values of the head stream past, 128 a block.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -14,7 +15,6 @@
 
 namespace tilesieve::sm90 {
 
-// S, or the sums of a block, and O take 128 of the 160 registers of a thread.
 inline constexpr int kSageKeyScales = 4;     // of a block: keys 8 n + 2 t and + 1 share scale t, a lane's own keys
 inline constexpr int kSageQueryScales = 32;  // of 64 rows: rows 16 w + r and + 8 share scale 8 w + r, a lane's own rows
 
