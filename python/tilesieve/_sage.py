@@ -37,8 +37,8 @@ def sage_attention(
 ) -> Any:
     """Dense attention in INT8 and E4M3, in SageAttention 2's arithmetic, on a Hopper GPU.
 
-    q, k, v: bf16 or f16, [tokens, heads, head_dim] with tensor_layout="nhd", [heads, tokens, head_dim] with "hnd", with one
-    dimension of sequences in front or without. Quantised on the way; nothing waits, and the call can be captured.
+    q, k, v: bf16 or f16, [tokens, heads, head_dim] with tensor_layout="nhd", [heads, tokens, head_dim] with "hnd", with
+    one dimension of sequences in front or without. Quantised on the way; nothing waits, and the call can be captured.
     arithmetic "exact" rounds as SageAttention 2 does on this chip; "relaxed" is faster and a little less precise.
     causal: query i sees keys up to i + kv_len - q_len. lse is the natural log, f32, of q's shape without head_dim.
     out, lse, workspace (uint8): arrays to use instead of new ones; needed with a stream other than the current one.
