@@ -64,11 +64,12 @@ void SageCall::quantize(void* workspace, void* stream) const {
   const cuda::NvtxRange nvtx("quantize q, k, v");
   const SageInput q = input(inputs_.q, shape_.q), k = input(inputs_.k, shape_.k), v = input(inputs_.v, shape_.v);
   const auto floats = [&](int64_t offset) { return at<float>(workspace, offset); };
+  const bool per_warp = options_.groups == SageGroups::per_warp;
   if (k.length > 0) {
     if (smooths()) launch_sage_k_mean(k, floats(layout_.k_partial), floats(layout_.k_mean), stream);
     const SageValueScale scale = {floats(layout_.v_scale), floats(layout_.v_factor)};
     launch_sage_v_scale(v, floats(layout_.v_partial), scale, stream);
-    launch_sage_keys(k, smooths() ? floats(layout_.k_mean) : nullptr,
+    launch_sage_keys(k, per_warp, smooths() ? floats(layout_.k_mean) : nullptr,
                      {at<void>(workspace, layout_.k), floats(layout_.k_scale)}, stream);
     launch_sage_values(v, floats(layout_.v_factor), at<void>(workspace, layout_.v), stream);
   }
@@ -81,7 +82,7 @@ void SageCall::quantize(void* workspace, void* stream) const {
     codes.group_size = static_cast<int32_t>(shape_.q.heads / shape_.k.heads);
     codes.softmax_scale = shape_.softmax_scale;
   }
-  launch_sage_queries(q, codes, stream);
+  launch_sage_queries(q, per_warp, codes, stream);
 }
 
 void SageCall::attend(void* workspace, int num_sms, void* stream) const {

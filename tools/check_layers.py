@@ -40,7 +40,7 @@ HEADERS["video"] = set(HEADERS) - {"io", "veda_predictor"}
 HEADERS["sage"] = _SIZES | {"route", "plan", "attend"}
 HEADERS["index_sm90"] = _SIZES | {"route"}
 HEADERS["dense_sm90"] = {"error", "tensor"}
-HEADERS["sage_sm90"] = {"error", "tensor", "dense_sm90"}
+HEADERS["sage_sm90"] = HEADERS["sage"] | {"sage", "dense_sm90"}
 HEADERS["sparse_prefill_sm90"] = _SIZES | {"route", "plan"}
 HEADERS["tilesieve"] = set(HEADERS)  # the umbrella
 

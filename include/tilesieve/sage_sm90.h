@@ -7,6 +7,7 @@
 #include <string_view>
 
 #include "tilesieve/dense_sm90.h"
+#include "tilesieve/sage.h"
 
 namespace [[gnu::visibility("default")]] tilesieve {
 namespace sm90 {
@@ -19,7 +20,8 @@ SageArithmetic parse_sage_arithmetic(std::string_view name);  // Error when unkn
 
 struct SageCallOptions : DenseOptions {
   SageArithmetic arithmetic = SageArithmetic::exact;
-  bool smooth_k = true;  // take the mean key off the keys
+  SageGroups groups = SageGroups::per_thread;  // of numbers that share an INT8 scale
+  bool smooth_k = true;                        // take the mean key off the keys
 };
 
 // Bytes that sage_attention needs for these shapes. Reads no device memory. Throws Error as sage_attention does.

@@ -11,32 +11,58 @@ namespace {
 
 constexpr int kThreads = 256, kWarps = kThreads / 32;
 
-// largest / 127 + 1e-7 by the chip's full-range division, which by a constant is one product.
-__device__ inline float int8_scale(uint32_t largest) {
-  if (largest >= kInfinity) return __uint_as_float(0x7fffffffu);
-  float quotient;
-  asm("div.full.f32 %0, %1, %2;" : "=f"(quotient) : "f"(__uint_as_float(largest)), "f"(127.0f));
-  return quotient + 1e-7f;
-}
+struct Int8Scale {
+  float scale, factor;  // what numbers are multiplied with
+};
 
-// Half away from 0. The scale is between 1e-7 and 2^126, where div.full is a product with the approximate inverse.
-__device__ inline uint32_t int8_code(float x, float inverse) {
-  const float quotient = x * inverse;
-  return static_cast<uint32_t>(__float2int_rz(quotient + copysignf(0.5f, quotient)));
-}
+// Both: NaN, and codes of 0, for a group that holds something infinite.
+__device__ inline bool is_lost(uint32_t largest) { return largest >= kInfinity; }
 
-__device__ inline uint2 int8_codes(const float (&x)[8], float scale) {
-  float inverse;
-  asm("rcp.approx.f32 %0, %1;" : "=f"(inverse) : "f"(scale));
-  if (!(scale < INFINITY)) return make_uint2(0, 0);
+struct PerThread {
+  static constexpr bool kWide = false;
+  // largest / 127 + 1e-7 by the chip's full-range division, which by a constant is one product; so is the one by the
+  // scale, between 1e-7 and 2^126, with its approximate inverse.
+  static __device__ Int8Scale scale_of(uint32_t largest) {
+    float quotient, inverse;
+    asm("div.full.f32 %0, %1, %2;" : "=f"(quotient) : "f"(__uint_as_float(largest)), "f"(127.0f));
+    const float scale = quotient + 1e-7f;
+    asm("rcp.approx.f32 %0, %1;" : "=f"(inverse) : "f"(scale));
+    return {scale, inverse};
+  }
+  // Half away from 0.
+  static __device__ uint32_t code_of(float x, float factor) {
+    const float quotient = x * factor;
+    return static_cast<uint32_t>(__float2int_rz(quotient + copysignf(0.5f, quotient)));
+  }
+};
+
+struct PerWarp {
+  static constexpr bool kWide = true;
+  static __device__ Int8Scale scale_of(uint32_t largest) {
+    const float at_least = fmaxf(__uint_as_float(largest), 1e-7f);
+    return {__fdividef(at_least, 127.0f), __fdividef(127.0f, at_least)};
+  }
+  // Half to even.
+  static __device__ uint32_t code_of(float x, float factor) {
+    return static_cast<uint32_t>(min(max(__float2int_rn(x * factor), -128), 127));
+  }
+};
+
+template <class Groups>
+__device__ inline uint2 int8_codes(const float (&x)[8], float factor, bool lost) {
+  if (lost) return make_uint2(0, 0);
   uint32_t words[2];
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
-    const uint32_t low = __byte_perm(int8_code(x[4 * i], inverse), int8_code(x[4 * i + 1], inverse), 0x0040);
-    const uint32_t high = __byte_perm(int8_code(x[4 * i + 2], inverse), int8_code(x[4 * i + 3], inverse), 0x0040);
+    const auto code = [&](int c) { return Groups::code_of(x[4 * i + c], factor); };
+    const uint32_t low = __byte_perm(code(0), code(1), 0x0040), high = __byte_perm(code(2), code(3), 0x0040);
     words[i] = __byte_perm(low, high, 0x5410);
   }
   return make_uint2(words[0], words[1]);
+}
+
+__device__ inline float scale_or_nan(const Int8Scale& scale, bool lost) {
+  return lost ? __uint_as_float(0x7fffffffu) : scale.scale;
 }
 
 __device__ inline uint32_t largest_of(const float (&x)[8]) {
@@ -54,7 +80,7 @@ __device__ inline void store_codes(void* codes, const SageInput& input, const Sa
 }
 
 // A CTA: 64 rows. A group has 2 rows of head_dim / 8 lanes: all of a warp or half of it.
-template <class Half, int kHeadDim>
+template <class Groups, class Half, int kHeadDim>
 __global__ void queries_kernel(const __grid_constant__ SageInput q, const __grid_constant__ SageQueryCodes out) {
   constexpr int kOctets = kHeadDim / 8, kGroupsOfWarp = 16 / kOctets, kTurns = 32 / kGroupsOfWarp / kWarps;
   cuda::wait_for_previous();
@@ -76,19 +102,37 @@ __global__ void queries_kernel(const __grid_constant__ SageInput q, const __grid
 #pragma unroll
     for (int c = 0; c < 8; ++c) mean[c] = out.k_mean[kv_head * kHeadDim + octet * 8 + c];
   }
+  uint32_t largest[kTurns];
 #pragma unroll
   for (int i = 0; i < kTurns; ++i) {
     float x[8];
     widen<Half>(packed[i], x);
-    uint32_t largest = largest_of(x);
+    largest[i] = largest_of(x);
 #pragma unroll
     for (int lanes = 1; lanes < 2 * kOctets; lanes *= 2) {
-      largest = max(largest, __shfl_xor_sync(0xffffffffu, largest, lanes));
+      largest[i] = max(largest[i], __shfl_xor_sync(0xffffffffu, largest[i], lanes));
     }
-    const float scale = int8_scale(largest);
-    store_codes(out.codes, q, work, token[i], octet, int8_codes(x, scale));
+  }
+  if constexpr (Groups::kWide) {  // two warps have a slab of 16 rows
+    __shared__ uint32_t of_warp[kWarps];
+    uint32_t all = 0;
+#pragma unroll
+    for (int i = 0; i < kTurns; ++i) all = max(all, largest[i]);
+    all = __reduce_max_sync(0xffffffffu, all);
+    if (lane == 0) of_warp[warp] = all;
+    __syncthreads();
+#pragma unroll
+    for (int i = 0; i < kTurns; ++i) largest[i] = max(of_warp[warp & ~1], of_warp[warp | 1]);
+  }
+#pragma unroll
+  for (int i = 0; i < kTurns; ++i) {
+    float x[8];
+    widen<Half>(packed[i], x);
+    const Int8Scale scale = Groups::scale_of(largest[i]);
+    const bool lost = is_lost(largest[i]);
+    store_codes(out.codes, q, work, token[i], octet, int8_codes<Groups>(x, scale.factor, lost));
     if (octet == 0 && second == 0) {
-      out.scale[(work.row(q) * work.num_blocks + work.block) * 32 + group[i]] = scale;
+      out.scale[(work.row(q) * work.num_blocks + work.block) * 32 + group[i]] = scale_or_nan(scale, lost);
     }
     if (out.shift != nullptr) {
       float dot = 0.0f;
@@ -104,7 +148,7 @@ __global__ void queries_kernel(const __grid_constant__ SageInput q, const __grid
 }
 
 // A CTA: 128 keys. A warp takes pairs of keys of one group, so do as many warps as there are for each group.
-template <class Half, int kHeadDim>
+template <class Groups, class Half, int kHeadDim>
 __global__ void keys_kernel(const __grid_constant__ SageInput k, const float* mean_keys,
                             const __grid_constant__ SageKeyCodes out) {
   constexpr int kOctets = kHeadDim / 8, kPairsOfWarp = 16 / kOctets, kTurns = 64 / kPairsOfWarp / kWarps;
@@ -128,14 +172,19 @@ __global__ void keys_kernel(const __grid_constant__ SageInput k, const float* me
     token[i] = work.block * 128 + (4 * n + group) * 2 + lane / kOctets % 2;
     packed[i] = load_channels(k, work, token[i], octet);
   }
+  // Less the mean: per thread rounded once more, and then kept so.
+  const auto numbers = [&](int i, float(&x)[8]) {
+    widen<Half>(packed[i], x);
+    if (mean_keys == nullptr || token[i] >= k.length) return;
+#pragma unroll
+    for (int c = 0; c < 8; ++c) x[c] -= mean[c];
+  };
   uint32_t largest = 0;
 #pragma unroll
   for (int i = 0; i < kTurns; ++i) {
     float x[8];
-    widen<Half>(packed[i], x);
-    if (mean_keys != nullptr && token[i] < k.length) {
-#pragma unroll
-      for (int c = 0; c < 8; ++c) x[c] -= mean[c];
+    numbers(i, x);
+    if constexpr (!Groups::kWide) {
       packed[i] = narrow<Half>(x);
       widen<Half>(packed[i], x);
     }
@@ -145,30 +194,51 @@ __global__ void keys_kernel(const __grid_constant__ SageInput k, const float* me
   if (lane == 0) of_warp[warp] = largest;
   __syncthreads();
   largest = max(of_warp[group], of_warp[group + 4]);
-  const float scale = int8_scale(largest);
+  if constexpr (Groups::kWide) {
+#pragma unroll
+    for (int i = 0; i < kWarps; ++i) largest = max(largest, of_warp[i]);
+  }
+  const Int8Scale scale = Groups::scale_of(largest);
+  const bool lost = is_lost(largest);
 #pragma unroll
   for (int i = 0; i < kTurns; ++i) {
     float x[8];
-    widen<Half>(packed[i], x);
-    store_codes(out.codes, k, work, token[i], octet, int8_codes(x, scale));
+    if constexpr (Groups::kWide) {
+      numbers(i, x);
+    } else {
+      widen<Half>(packed[i], x);
+    }
+    store_codes(out.codes, k, work, token[i], octet, int8_codes<Groups>(x, scale.factor, lost));
   }
-  if (lane == 0 && warp < 4) out.scale[(work.row(k) * work.num_blocks + work.block) * 4 + group] = scale;
+  if (lane == 0 && warp < 4) {
+    out.scale[(work.row(k) * work.num_blocks + work.block) * 4 + group] = scale_or_nan(scale, lost);
+  }
+}
+
+template <class Groups>
+void launch_queries(const SageInput& q, const SageQueryCodes& out, void* stream) {
+  using Bf16 = __nv_bfloat16;
+  const auto narrow = q.f16 ? queries_kernel<Groups, __half, 64> : queries_kernel<Groups, Bf16, 64>;
+  const auto wide = q.f16 ? queries_kernel<Groups, __half, 128> : queries_kernel<Groups, Bf16, 128>;
+  cuda::launch("queries to INT8", q.dim == 128 ? wide : narrow, grid_of(q, 64), kThreads, 0, stream, q, out);
+}
+
+template <class Groups>
+void launch_keys(const SageInput& k, const float* mean, const SageKeyCodes& out, void* stream) {
+  using Bf16 = __nv_bfloat16;
+  const auto narrow = k.f16 ? keys_kernel<Groups, __half, 64> : keys_kernel<Groups, Bf16, 64>;
+  const auto wide = k.f16 ? keys_kernel<Groups, __half, 128> : keys_kernel<Groups, Bf16, 128>;
+  cuda::launch("keys to INT8", k.dim == 128 ? wide : narrow, grid_of(k, 128), kThreads, 0, stream, k, mean, out);
 }
 
 }  // namespace
 
-void launch_sage_queries(const SageInput& q, const SageQueryCodes& out, void* stream) {
-  const auto kernel = q.f16          ? q.dim == 128 ? queries_kernel<__half, 128> : queries_kernel<__half, 64>
-                               : q.dim == 128 ? queries_kernel<__nv_bfloat16, 128>
-                                     : queries_kernel<__nv_bfloat16, 64>;
-  cuda::launch("queries to INT8", kernel, grid_of(q, 64), kThreads, 0, stream, q, out);
+void launch_sage_queries(const SageInput& q, bool per_warp, const SageQueryCodes& out, void* stream) {
+  (per_warp ? launch_queries<PerWarp> : launch_queries<PerThread>)(q, out, stream);
 }
 
-void launch_sage_keys(const SageInput& k, const float* mean, const SageKeyCodes& out, void* stream) {
-  const auto kernel = k.f16          ? k.dim == 128 ? keys_kernel<__half, 128> : keys_kernel<__half, 64>
-                               : k.dim == 128 ? keys_kernel<__nv_bfloat16, 128>
-                                     : keys_kernel<__nv_bfloat16, 64>;
-  cuda::launch("keys to INT8", kernel, grid_of(k, 128), kThreads, 0, stream, k, mean, out);
+void launch_sage_keys(const SageInput& k, bool per_warp, const float* mean, const SageKeyCodes& out, void* stream) {
+  (per_warp ? launch_keys<PerWarp> : launch_keys<PerThread>)(k, mean, out, stream);
 }
 
 }  // namespace tilesieve::sm90

@@ -39,14 +39,14 @@ struct SageQueryCodes {
   int32_t group_size = 1;
   float softmax_scale = 0;
 };
-void launch_sage_queries(const SageInput& q, const SageQueryCodes& out, void* stream);
+void launch_sage_queries(const SageInput& q, bool per_warp, const SageQueryCodes& out, void* stream);
 
 // `mean` nullptr: keys as they are.
 struct SageKeyCodes {
   void* codes = nullptr;   // int8 [num_sequences, num_heads, length, head_dim]
   float* scale = nullptr;  // [num_sequences, num_heads, ceil(length / 128), 4]
 };
-void launch_sage_keys(const SageInput& k, const float* mean, const SageKeyCodes& out, void* stream);
+void launch_sage_keys(const SageInput& k, bool per_warp, const float* mean, const SageKeyCodes& out, void* stream);
 
 // e4m3 [num_sequences, num_heads, head_dim, ceil(length / 128) * 128]: transposed, each 16 keys in the order of weights
 // in a warp's registers, 0 behind the last.

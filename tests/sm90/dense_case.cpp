@@ -75,6 +75,7 @@ DenseDevice::DenseDevice(const DenseCase& c, DenseForm form) : case_(c), form_(f
                        : device_view(lse_.data(), DType::f32, {n, tokens, heads});
   options_.layout = c.hnd ? sm90::DenseLayout::hnd : sm90::DenseLayout::nhd;
   options_.causal = p.causal;
+  options_.groups = c.groups;
   options_.softmax_scale = p.scale();
   options_.arithmetic = form == DenseForm::relaxed ? sm90::SageArithmetic::relaxed : sm90::SageArithmetic::exact;
   if (form == DenseForm::bf16) return;
@@ -168,13 +169,15 @@ SageTensors quantized_by_device(const DenseCase& c) {
   must(cudaMemcpy(bytes.data(), device.workspace(), bytes.size(), cudaMemcpyDeviceToHost));
 
   const Problem& p = c.problem;
-  const SageOptions options = {.kernel = SageKernel::sm90};
+  const SageOptions options = {.kernel = SageKernel::sm90, .groups = c.groups};
   const int64_t n = c.num_sequences(), dim = sage_dim(p), heads = p.num_q_heads, kv_heads = p.num_kv_heads;
   const int64_t q_len = p.total_q() / n, kv_len = p.total_kv() / n;
   const int64_t tiles = ceil_div(q_len, options.q_tile()), blocks = ceil_div(kv_len, options.kv_block());
   SageTensors out;
-  out.q = {Tensor(DType::i8, {heads, n * tiles * 64, dim}), Tensor(DType::f32, {heads, n * tiles * 32})};
-  out.k = {Tensor(DType::i8, {kv_heads, n * blocks * 128, dim}), Tensor(DType::f32, {kv_heads, n * blocks * 4})};
+  out.q = {Tensor(DType::i8, {heads, n * tiles * 64, dim}),
+           Tensor(DType::f32, {heads, n * tiles * options.q_groups()})};
+  out.k = {Tensor(DType::i8, {kv_heads, n * blocks * 128, dim}),
+           Tensor(DType::f32, {kv_heads, n * blocks * options.kv_groups()})};
   out.v = {Tensor(DType::f8_e4m3, {kv_heads, dim, n * blocks * 128}), Tensor(DType::f32, {n, kv_heads, dim})};
   out.k_mean = Tensor(p.kv_dtype, {n, kv_heads, p.head_dim});
   // `count` bytes of the workspace's [n, heads, ...] to [heads, n, ...].
@@ -185,9 +188,21 @@ SageTensors quantized_by_device(const DenseCase& c) {
     }
   };
   turn(at.q, heads, q_len * dim, out.q.codes, tiles * 64 * dim);
-  turn(at.q_scale, heads, tiles * 32 * 4, out.q.scale, tiles * 32 * 4);
   turn(at.k, kv_heads, kv_len * dim, out.k.codes, blocks * 128 * dim);
-  turn(at.k_scale, kv_heads, blocks * 4 * 4, out.k.scale, blocks * 4 * 4);
+  // Scales are there for each lane; where a group is of several, they have the same.
+  const auto scales = [&](int64_t from, int64_t num_heads, int64_t count, int64_t lanes, const Tensor& to) {
+    for (int64_t i = 0; i < n * num_heads * count; ++i) {
+      std::vector<float> same(static_cast<size_t>(lanes));
+      std::memcpy(same.data(), bytes.data() + from + 4 * i * lanes, static_cast<size_t>(4 * lanes));
+      for (float scale : same) {
+        if (scale != same[0]) throw std::runtime_error("scales of a group differ");
+      }
+      const int64_t row = i / count;
+      to.as<float>()[(row % num_heads * n + row / num_heads) * count + i % count] = same[0];
+    }
+  };
+  scales(at.q_scale, heads, tiles * options.q_groups(), 32 / options.q_groups(), out.q.scale);
+  scales(at.k_scale, kv_heads, blocks * options.kv_groups(), 4 / options.kv_groups(), out.k.scale);
   for (int64_t i = 0; i < n * kv_heads * dim; ++i) {  // [n, heads, dim, keys] to [heads, dim, n, keys]
     const int64_t sequence = i / dim / kv_heads, head = i / dim % kv_heads, keys = blocks * 128;
     std::copy_n(bytes.data() + at.v + i * keys, keys,

@@ -19,6 +19,7 @@ struct DenseCase {
   int64_t gap = 0;  // elements behind each row of head_dim, a multiple of 8
   // Elements from token to token, where that is to be far; 0 = as the layout has it. Of one head and sequence alone.
   int64_t q_token_stride = 0, kv_token_stride = 0;
+  SageGroups groups = SageGroups::per_thread;
   DType o_dtype = DType::bf16;
   Tensor q, k, v;  // of the problem's dtypes, [tokens, heads, head_dim]
 
