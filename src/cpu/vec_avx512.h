@@ -77,6 +77,17 @@ struct Vec {
   }
 
   static Ints load_ints(const int32_t* p) { return _mm512_loadu_si512(p); }
+  static void store_ints(uint32_t* p, Ints x) { _mm512_storeu_si512(p, x); }
+  static Ints set1_int(int32_t x) { return _mm512_set1_epi32(x); }
+  // To the nearest integers, ties to even; any bits for what an int32 does not hold.
+  static Ints round_to_ints(Reg x) { return _mm512_cvtps_epi32(x); }
+  static Reg to_floats(Ints x) { return _mm512_cvtepi32_ps(x); }
+  static Ints low_byte(Ints x) { return _mm512_and_si512(x, _mm512_set1_epi32(0xff)); }
+  // Bytes a, b, c, d of a lane from the lowest to the highest: a, b and c are single bytes, of d the lowest is taken.
+  static Ints join_bytes(Ints a, Ints b, Ints c, Ints d) {
+    const Ints low = _mm512_or_si512(a, _mm512_slli_epi32(b, 8));
+    return _mm512_ternarylogic_epi32(low, _mm512_slli_epi32(c, 16), _mm512_slli_epi32(d, 24), 0xfe);
+  }
   // x where j < limit in that lane, else -inf.
   static Reg keep_below(Reg x, Ints limit, int32_t j) {
     const __mmask16 keep = _mm512_cmpgt_epi32_mask(limit, _mm512_set1_epi32(j));

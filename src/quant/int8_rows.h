@@ -29,6 +29,9 @@ struct Codes {
     inverse = !finite || largest < kSmallest ? 0.0f : 127.0f / largest;
   }
 
+  // What turns numbers into codes under a scale that is known.
+  TILESIEVE_INLINE static float inverse_of(float scale) { return scale < kSmallest ? 0.0f : 1.0f / scale; }
+
   TILESIEVE_INLINE void store(Vec::Reg x, uint8_t* target) const {
     Vec::store_i8(target, Vec::mul(x, Vec::set1(inverse)));
   }
