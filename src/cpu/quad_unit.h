@@ -28,21 +28,29 @@ struct WeightQuad {  // of four keys, each from 0 to kLargestWeight
 inline constexpr int32_t kQueryOffset = 128;
 inline constexpr int32_t kLargestWeight = 255;
 
+// A vector of int32 in name too: of __m512i, whose elements are int64, g++ 12 keeps copies in the product's loop, which
+// take a third of its time.
+typedef int32_t QuadSums __attribute__((vector_size(64)));
+
 struct QuadVector {
-  __m512i bytes;
+  QuadSums bytes;
 };
 
-TILESIEVE_INLINE QuadVector load_units(const QueryQuad* p) { return {_mm512_loadu_si512(p)}; }
-TILESIEVE_INLINE QuadVector load_units(const WeightQuad* p) { return {_mm512_loadu_si512(p)}; }
-TILESIEVE_INLINE QuadVector broadcast_unit(const Quad* p) { return {_mm512_set1_epi32(static_cast<int>(p->codes))}; }
-TILESIEVE_INLINE Vec::Ints multiply_add(QuadVector codes, QuadVector lanes, Vec::Ints acc) {
-  return _mm512_dpbusd_epi32(acc, lanes.bytes, codes.bytes);
+TILESIEVE_INLINE QuadVector load_units(const QueryQuad* p) { return {(QuadSums)_mm512_loadu_si512(p)}; }
+TILESIEVE_INLINE QuadVector load_units(const WeightQuad* p) { return {(QuadSums)_mm512_loadu_si512(p)}; }
+TILESIEVE_INLINE QuadVector broadcast_unit(const Quad* p) {
+  return {(QuadSums)_mm512_set1_epi32(static_cast<int>(p->codes))};
+}
+TILESIEVE_INLINE QuadSums multiply_add(QuadVector codes, QuadVector lanes, QuadSums acc) {
+  return (QuadSums)_mm512_dpbusd_epi32((__m512i)acc, (__m512i)lanes.bytes, (__m512i)codes.bytes);
 }
 
 #elif defined(TILESIEVE_ISA_IS_avx2)
 
 inline constexpr int32_t kQueryOffset = 0;
 inline constexpr int32_t kLargestWeight = 127;
+
+using QuadSums = Vec::Ints;
 
 struct QuadVector {
   __m256i bytes;
@@ -72,6 +80,8 @@ TILESIEVE_INLINE Vec::Ints multiply_add(QuadVector codes, WeightVector lanes, Ve
 
 inline constexpr int32_t kQueryOffset = 0;
 inline constexpr int32_t kLargestWeight = 127;
+
+using QuadSums = Vec::Ints;
 
 // The bytes of a quad in two pairs of int16 a lane.
 struct QuadVector {
@@ -113,17 +123,17 @@ struct KeyRows<Quad> {
   const float* q_scales;    // [N * kLanes]
   float scale_log2;
 
-  TILESIEVE_INLINE Vec::Ints start(int64_t j) const { return Vec::set1_int(starts[j]); }
+  TILESIEVE_INLINE QuadSums start(int64_t j) const { return (QuadSums)Vec::set1_int(starts[j]); }
 
   // In units of log2: the scales of rows differ, so that a tile has no factor for later.
   template <int M, int N>
-  TILESIEVE_INLINE void to_scores(int64_t first, const Vec::Ints (&sums)[M][N], Vec::Reg (&scores)[M][N]) const {
+  TILESIEVE_INLINE void to_scores(int64_t first, const QuadSums (&sums)[M][N], Vec::Reg (&scores)[M][N]) const {
     const Vec::Reg scale = Vec::set1(key_scales[first / kInt8KeyGroup] * scale_log2);  // the M keys are of one group
 #pragma GCC unroll 8
     for (int n = 0; n < N; ++n) {
       const Vec::Reg factor = Vec::mul(Vec::load(q_scales + n * Vec::kLanes), scale);
 #pragma GCC unroll 8
-      for (int i = 0; i < M; ++i) scores[i][n] = Vec::mul(Vec::to_floats(sums[i][n]), factor);
+      for (int i = 0; i < M; ++i) scores[i][n] = Vec::mul(Vec::to_floats((Vec::Ints)sums[i][n]), factor);
     }
   }
 };

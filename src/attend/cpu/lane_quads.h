@@ -55,9 +55,9 @@ struct ValueRows<Quad> {
   int64_t count;
   const float* not_finite;  // [head_dim]
 
-  static Vec::Ints start() { return Vec::set1_int(0); }
-  TILESIEVE_INLINE Vec::Reg to_output(int64_t channel, Vec::Ints sum) const {
-    return Vec::add(Vec::to_floats(sum), Vec::set1(not_finite[channel]));
+  static QuadSums start() { return (QuadSums)Vec::set1_int(0); }
+  TILESIEVE_INLINE Vec::Reg to_output(int64_t channel, QuadSums sum) const {
+    return Vec::add(Vec::to_floats((Vec::Ints)sum), Vec::set1(not_finite[channel]));
   }
 };
 
