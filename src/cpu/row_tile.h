@@ -51,10 +51,12 @@ TILESIEVE_INLINE void load_rows(const Unit* const* rows, int num_rows, int64_t r
   for (int n = 0; n < N; ++n) {
     const int first = n * Vec::kLanes;
     const int count = num_rows - first < Vec::kLanes ? num_rows - first : Vec::kLanes;
+    // Copied: what holds pointers to units may not be read as if it held pointers to floats.
+    const float* lanes[Vec::kLanes];
+    for (int i = 0; i < count; ++i) lanes[i] = reinterpret_cast<const float*>(rows[first + i]);
     for (int64_t d = 0; d < row_units; d += Vec::kLanes) {
       const int columns = row_units - d < Vec::kLanes ? static_cast<int>(row_units - d) : Vec::kLanes;
-      Vec::transpose_in(reinterpret_cast<const float* const*>(rows) + first, count, d, columns,
-                        reinterpret_cast<float*>(q_t) + d * kStep + first, kStep);
+      Vec::transpose_in(lanes, count, d, columns, reinterpret_cast<float*>(q_t) + d * kStep + first, kStep);
     }
   }
 }

@@ -81,7 +81,9 @@ struct QuadEngine : LaneEngine<Quad> {
   }
 
   static void load(const Tile& tile, const uint8_t* const* rows, DType /*dtype*/) {
-    Base::load(tile, reinterpret_cast<const Quad* const*>(rows));
+    const Quad* codes[kRowsPerTile];
+    for (int r = 0; r < tile.num_rows; ++r) codes[r] = reinterpret_cast<const Quad*>(rows[r]);
+    Base::load(tile, codes);
     if constexpr (kQueryOffset != 0) {
       for (int64_t i = 0; i < tile.head_dim / 4 * kRowsPerTile; ++i) tile.q_t[i].codes ^= 0x80808080u;
     }

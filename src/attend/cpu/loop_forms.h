@@ -99,7 +99,7 @@ void q_outer_tiles(const QOuterItem& item, uint8_t* scratch) {
     const int64_t first = i * item.rows_per_tile;
     const int count = static_cast<int>(smaller(item.rows_per_tile, num_rows - first));
     tiles[i] = Engine::tile_in(front.take<uint8_t>(Engine::tile_bytes(t.head_dim)), t.head_dim, count);
-    const uint8_t* rows[kRows] = {};  // else g++ 12 warns that they may be used uninitialised
+    const uint8_t* rows[kRows];
     for (int r = 0; r < count; ++r) {
       rows[r] = t.query(item.q_begin + (first + r) / t.group_size, (first + r) % t.group_size);
     }
