@@ -95,6 +95,11 @@ struct Vec {
     const Reg keep = _mm256_castsi256_ps(_mm256_cmpgt_epi32(limit, _mm256_set1_epi32(j)));
     return _mm256_blendv_ps(_mm256_set1_ps(-__builtin_inff()), x, keep);
   }
+  // Lanes where a < b; a + b there and a elsewhere; one or the other.
+  using Mask = __m256;
+  static Mask below(Reg a, Reg b) { return _mm256_cmp_ps(a, b, _CMP_LT_OQ); }
+  static Reg add_where(Mask mask, Reg a, Reg b) { return _mm256_add_ps(a, _mm256_and_ps(mask, b)); }
+  static Reg choose(Mask mask, Reg yes, Reg no) { return _mm256_blendv_ps(no, yes, mask); }
   static Reg zero_where_minus_inf(Reg x) {
     return _mm256_and_ps(x, _mm256_cmp_ps(x, _mm256_set1_ps(-__builtin_inff()), _CMP_NEQ_UQ));
   }

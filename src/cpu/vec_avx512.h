@@ -93,6 +93,11 @@ struct Vec {
     const __mmask16 keep = _mm512_cmpgt_epi32_mask(limit, _mm512_set1_epi32(j));
     return _mm512_mask_mov_ps(_mm512_set1_ps(-__builtin_inff()), keep, x);
   }
+  // Lanes where a < b; a + b there and a elsewhere; one or the other.
+  using Mask = __mmask16;
+  static Mask below(Reg a, Reg b) { return _mm512_cmp_ps_mask(a, b, _CMP_LT_OQ); }
+  static Reg add_where(Mask mask, Reg a, Reg b) { return _mm512_mask_add_ps(a, mask, a, b); }
+  static Reg choose(Mask mask, Reg yes, Reg no) { return _mm512_mask_mov_ps(no, mask, yes); }
   static Reg zero_where_minus_inf(Reg x) {
     const __mmask16 finite = _mm512_cmp_ps_mask(x, _mm512_set1_ps(-__builtin_inff()), _CMP_NEQ_UQ);
     return _mm512_maskz_mov_ps(finite, x);

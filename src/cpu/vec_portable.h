@@ -104,6 +104,11 @@ struct Vec {
   static Reg keep_below(Reg x, Ints limit, int32_t j) {
     return select(limit > Ints{j, j, j, j}, x, set1(-__builtin_inff()));
   }
+  // Lanes where a < b; a + b there and a elsewhere; one or the other.
+  using Mask = Ints;
+  static Mask below(Reg a, Reg b) { return a < b; }
+  static Reg add_where(Mask mask, Reg a, Reg b) { return a + select(mask, b, zero()); }
+  static Reg choose(Mask mask, Reg yes, Reg no) { return select(mask, yes, no); }
   static Reg zero_where_minus_inf(Reg x) { return select(x == set1(-__builtin_inff()), zero(), x); }
 
   // x * factor, but 0 where m is -inf, whatever x is.

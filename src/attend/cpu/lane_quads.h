@@ -3,7 +3,9 @@
 // (cpu/int8_layout.h, cpu/quad_block.h).
 //
 // A block's weights are relative to its own largest score in the row, so that they need few bits: from 1 =
-// kLargestWeight down. Their sum takes them as they are before the rounding.
+// kLargestWeight down. Their sum takes them as they are before the rounding. Small ones hand what their rounding leaves
+// on to the next small one: else those below a half would all be lost, and outputs with them (2 % where logits spread by
+// 3.4), and a channel's mean is what outputs consist of where many keys count.
 #pragma once
 
 #include "attend/cpu/lane_engine.h"
@@ -22,9 +24,10 @@ struct LaneUnits<Quad> {
   template <int N>
   TILESIEVE_INLINE static WeightQuad* weights(float* s, int64_t num_keys, float /*scale_log2*/, const Vec::Reg (&m)[N],
                                               Vec::Reg (&l)[N]) {
-    const Vec::Reg largest = Vec::set1(float{kLargestWeight});
-    Vec::Reg shift[N];
+    const Vec::Reg largest = Vec::set1(float{kLargestWeight}), small = Vec::set1(2.0f);
+    Vec::Reg shift[N], rest[N];
     for (int n = 0; n < N; ++n) shift[n] = Vec::zero_where_minus_inf(m[n]);
+    for (int n = 0; n < N; ++n) rest[n] = Vec::zero();
     WeightQuad* quads = reinterpret_cast<WeightQuad*>(s);  // each is written after what it covers has been read
     for (int64_t j = 0; j < num_keys; j += 4) {
 #pragma GCC unroll 8
@@ -38,7 +41,11 @@ struct LaneUnits<Quad> {
           }
           const Vec::Reg p = Vec::exp2(Vec::sub(Vec::load(s + ((j + i) * N + n) * Vec::kLanes), shift[n]));
           l[n] = Vec::add(l[n], p);
-          rounded[i] = Vec::round_to_ints(Vec::mul(p, largest));
+          const Vec::Reg weight = Vec::mul(p, largest);
+          const Vec::Mask is_small = Vec::below(weight, small);
+          const Vec::Reg with_rest = Vec::add_where(is_small, weight, rest[n]);
+          rounded[i] = Vec::round_to_ints(with_rest);
+          rest[n] = Vec::choose(is_small, Vec::sub(with_rest, Vec::to_floats(rounded[i])), rest[n]);
         }
         Vec::store_ints(&quads[(j / 4 * N + n) * Vec::kLanes].weights,
                         Vec::join_bytes(rounded[0], rounded[1], rounded[2], rounded[3]));
