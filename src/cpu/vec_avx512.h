@@ -108,6 +108,11 @@ struct Vec {
     const __mmask16 finite = _mm512_cmp_ps_mask(m, _mm512_set1_ps(-__builtin_inff()), _CMP_NEQ_UQ);
     return _mm512_maskz_mul_ps(finite, x, factor);
   }
+  // The largest lane of none below 0, NaN if one is: as integers, which have the same order, NaN above infinity.
+  static float largest_lane(Reg x) {
+    return __builtin_bit_cast(float, _mm512_reduce_max_epi32(_mm512_castps_si512(x)));
+  }
+  static float sum_of_lanes(Reg x) { return _mm512_reduce_add_ps(x); }
   static float first(Reg x) { return _mm512_cvtss_f32(x); }
 
   // 2^x; 0 below -126, NaN stays NaN, +inf stays.

@@ -15,19 +15,7 @@ void quantize_keys(const StoredKeys& k, const uint8_t* first, int64_t num_keys, 
                    uint8_t* tiles, float* scale) {
   alignas(64) uint8_t stored[kInt8KeyGroup][256];
   const int64_t channels = Int8Row::channels(head_dim);
-  WideRow row;
-  const auto centred = [&](int64_t c) { return Vec::sub(Vec::load(row.numbers + c), Vec::load(mean.numbers + c)); };
-  Vec::Reg largest = Vec::zero();
-  for (int64_t j = 0; j < num_keys; ++j) {
-    row.load(k.dtype, first + j * k.key_stride, head_dim);
-    for (int64_t c = 0; c < head_dim; c += Vec::kLanes) largest = Vec::max_keeping_nan(Vec::abs(centred(c)), largest);
-  }
-  const Codes codes(largest_lane(largest));
-  *scale = codes.scale;
-  for (int64_t j = 0; j < num_keys; ++j) {
-    row.load(k.dtype, first + j * k.key_stride, head_dim);
-    for (int64_t c = 0; c < channels; c += Vec::kLanes) codes.store(centred(c), stored[j] + c);
-  }
+  *scale = quantize_key_group(k, first, num_keys, head_dim, channels, mean, stored[0], sizeof stored[0]);
   for (int64_t j = 0; j < round_to_pairs(num_keys); j += kTileSide) {
     for (int64_t c = 0; c < channels; c += kTileQuads) {
       Vec::Reg rows[kTileSide];
@@ -42,23 +30,23 @@ void quantize_keys(const StoredKeys& k, const uint8_t* first, int64_t num_keys, 
 }
 
 bool all_finite(const StoredKeys& v, const uint8_t* first, int64_t num_keys, int64_t head_dim) {
-  WideRow row;
   Vec::Reg rest = Vec::zero();  // x - x is 0 or NaN
-  for (int64_t j = 0; j < num_keys; ++j) {
-    row.load(v.dtype, first + j * v.key_stride, head_dim);
-    for (int64_t c = 0; c < head_dim; c += Vec::kLanes) {
-      const Vec::Reg x = Vec::load(row.numbers + c);
-      rest = Vec::add(rest, Vec::sub(x, x));
+  with_format(v.dtype, [&](auto format) {
+    for (int64_t j = 0; j < num_keys; ++j) {
+      for (int64_t c = 0; c < head_dim; c += Vec::kLanes) {
+        const Vec::Reg x = format.at(first + j * v.key_stride, c, head_dim);
+        rest = Vec::add(rest, Vec::sub(x, x));
+      }
     }
-  }
-  return largest_lane(rest) == 0.0f;
+  });
+  return Vec::largest_lane(rest) == 0.0f;
 }
 
 void quantize_block(const StoredKeys& k, const StoredKeys& v, int64_t block, int64_t num_keys, int64_t head_dim,
                     const float* mean, const float* /*v_scale*/, uint8_t* place, int64_t kv_block_size) {
   const AmxInt8Block target = AmxInt8Block::at(place, head_dim, kv_block_size);
   WideRow wide_mean;
-  wide_mean.load(DType::f32, reinterpret_cast<const uint8_t*>(mean), head_dim);
+  __builtin_memcpy(wide_mean.numbers, mean, static_cast<size_t>(head_dim) * sizeof(float));
   for (int64_t j = 0; j < num_keys; j += kInt8KeyGroup) {
     quantize_keys(k, k.block(block) + j * k.key_stride, num_keys - j < kInt8KeyGroup ? num_keys - j : kInt8KeyGroup,
                   head_dim, wide_mean, target.keys + j * Int8Row::channels(head_dim), target.scales + j / kInt8KeyGroup);

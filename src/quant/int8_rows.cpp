@@ -10,13 +10,14 @@ namespace {
 
 // take(vector, place of its channels) for the vectors of each of a block's stored rows.
 template <class Take>
-void for_each_vector(const StoredKeys& stored, int64_t block, int64_t num_keys, int64_t head_dim, const Take& take) {
-  WideRow row;
+TILESIEVE_INLINE void for_each_vector(const StoredKeys& stored, int64_t block, int64_t num_keys, int64_t head_dim,
+                                      const Take& take) {
   const uint8_t* first = stored.block(block);
-  for (int64_t j = 0; j < num_keys; ++j) {
-    row.load(stored.dtype, first + j * stored.key_stride, head_dim);
-    for (int64_t c = 0; c < head_dim; c += Vec::kLanes) take(Vec::load(row.numbers + c), c);
-  }
+  with_format(stored.dtype, [&](auto format) {
+    for (int64_t j = 0; j < num_keys; ++j) {
+      for (int64_t c = 0; c < head_dim; c += Vec::kLanes) take(format.at(first + j * stored.key_stride, c, head_dim), c);
+    }
+  });
 }
 
 void add_keys(const StoredKeys& k, int64_t block, int64_t num_keys, int64_t head_dim, float* sum) {
@@ -39,28 +40,24 @@ void raise_values(const StoredKeys& v, int64_t block, int64_t num_keys, int64_t 
 void quantize_rows(DType dtype, const uint8_t* rows, int64_t stride, int64_t num_rows, int64_t head_dim,
                    const float* mean, uint8_t* target, int64_t target_stride) {
   WideRow wide_mean;
-  wide_mean.load(DType::f32, reinterpret_cast<const uint8_t*>(mean), head_dim);
+  __builtin_memcpy(wide_mean.numbers, mean, static_cast<size_t>(head_dim) * sizeof(float));
   const int64_t channels = Int8Row::channels(head_dim);
-  for (int64_t r = 0; r < num_rows; ++r) {
-    WideRow row;
-    row.load(dtype, rows + r * stride, head_dim);
-    Vec::Reg largest = Vec::zero(), dot = Vec::zero();
-    for (int64_t c = 0; c < channels; c += Vec::kLanes) {
-      const Vec::Reg x = Vec::load(row.numbers + c);
-      largest = Vec::max_keeping_nan(Vec::abs(x), largest);
-      dot = Vec::fma(x, Vec::load(wide_mean.numbers + c), dot);
+  with_format(dtype, [&](auto format) {
+    for (int64_t r = 0; r < num_rows; ++r) {
+      const uint8_t* row = rows + r * stride;
+      Vec::Reg largest = Vec::zero(), dot = Vec::zero();
+      for (int64_t c = 0; c < head_dim; c += Vec::kLanes) {
+        const Vec::Reg x = format.at(row, c, head_dim);
+        largest = Vec::max_keeping_nan(Vec::abs(x), largest);
+        dot = Vec::fma(x, Vec::load(wide_mean.numbers + c), dot);
+      }
+      const Codes codes(Vec::largest_lane(largest));
+      const Int8Row tail = {codes.scale, Vec::sum_of_lanes(dot)};
+      uint8_t* place = target + r * target_stride;
+      for (int64_t c = 0; c < channels; c += Vec::kLanes) codes.store(format.at(row, c, head_dim), place + c);
+      __builtin_memcpy(place + channels, &tail, sizeof tail);
     }
-    Int8Row tail;
-    const Codes codes(largest_lane(largest));
-    tail.scale = codes.scale;
-    tail.mean_score = 0.0f;
-    float lanes[Vec::kLanes];
-    Vec::store(lanes, dot);
-    for (float lane : lanes) tail.mean_score += lane;
-    uint8_t* place = target + r * target_stride;
-    for (int64_t c = 0; c < channels; c += Vec::kLanes) codes.store(Vec::load(row.numbers + c), place + c);
-    __builtin_memcpy(place + channels, &tail, sizeof tail);
-  }
+  });
 }
 
 }  // namespace

@@ -1,20 +1,51 @@
 // SPDX-License-Identifier: Apache-2.0
-// A row of numbers on its way to 8 bits.
+// Rows of numbers on their way to 8 bits.
 #pragma once
 
 #include "cpu/int8_layout.h"
 #include "cpu/storage_rows.h"
+#include "cpu/stored_keys.h"
 
 namespace tilesieve::TILESIEVE_ISA {
 
-// A stored row in f32, padded with 0 to whole steps of channels.
+// A row of f32, padded with 0 to whole steps of channels.
 struct WideRow {
   alignas(64) float numbers[256] = {};
+};
 
-  TILESIEVE_INLINE void load(DType dtype, const uint8_t* stored, int64_t head_dim) {
-    load_row(dtype, stored, head_dim, numbers);
+// How rows of one storage format are read.
+template <int kBytes, Vec::Reg (*load)(const uint8_t*)>
+struct StoredFormat {
+  // kLanes channels from c on, widened exactly; 0 from head_dim on.
+  TILESIEVE_INLINE static Vec::Reg at(const uint8_t* row, int64_t c, int64_t head_dim) {
+    if (c + Vec::kLanes <= head_dim) return load(row + c * kBytes);
+    if (c >= head_dim) return Vec::zero();
+    uint8_t rest[Vec::kLanes * kBytes] = {};
+    __builtin_memcpy(rest, row + c * kBytes, static_cast<size_t>((head_dim - c) * kBytes));
+    return load(rest);
   }
 };
+
+inline Vec::Reg load_stored_f32(const uint8_t* p) {
+  float numbers[Vec::kLanes];
+  __builtin_memcpy(numbers, p, sizeof numbers);
+  return Vec::load(numbers);
+}
+
+// Calls use(StoredFormat): what it does is compiled for each format, not decided row by row.
+template <class Use>
+TILESIEVE_INLINE void with_format(DType dtype, const Use& use) {
+  switch (dtype) {
+    case DType::bf16:
+      return use(StoredFormat<2, Vec::load_bf16>());
+    case DType::f16:
+      return use(StoredFormat<2, Vec::load_f16>());
+    case DType::f8_e4m3:
+      return use(StoredFormat<1, Vec::load_e4m3>());
+    default:
+      return use(StoredFormat<4, load_stored_f32>());
+  }
+}
 
 // Codes of numbers whose largest magnitude is known: x = code * scale.
 struct Codes {
@@ -37,15 +68,28 @@ struct Codes {
   }
 };
 
-// The largest lane of none below 0, NaN if one is.
-TILESIEVE_INLINE float largest_lane(Vec::Reg x) {
-  float lanes[Vec::kLanes];
-  Vec::store(lanes, x);
-  float largest = 0.0f;
-  for (float lane : lanes) {
-    if (largest == largest && !(lane <= largest)) largest = lane;
-  }
-  return largest;
+// Codes of up to kInt8KeyGroup keys less their mean: key j's `channels` at target + j * stride, 0 from head_dim on, and
+// up to kLanes - 1 bytes more, which the next key overwrites. Gives their scale.
+inline float quantize_key_group(const StoredKeys& k, const uint8_t* first, int64_t num_keys, int64_t head_dim,
+                                int64_t channels, const WideRow& mean, uint8_t* target, int64_t stride) {
+  float scale = 0.0f;
+  with_format(k.dtype, [&](auto format) {
+    const auto centred = [&](int64_t j, int64_t c) {
+      return Vec::sub(format.at(first + j * k.key_stride, c, head_dim), Vec::load(mean.numbers + c));
+    };
+    Vec::Reg largest = Vec::zero();
+    for (int64_t j = 0; j < num_keys; ++j) {
+      for (int64_t c = 0; c < head_dim; c += Vec::kLanes) {
+        largest = Vec::max_keeping_nan(Vec::abs(centred(j, c)), largest);
+      }
+    }
+    const Codes codes(Vec::largest_lane(largest));
+    for (int64_t j = 0; j < num_keys; ++j) {
+      for (int64_t c = 0; c < channels; c += Vec::kLanes) codes.store(centred(j, c), target + j * stride + c);
+    }
+    scale = codes.scale;
+  });
+  return scale;
 }
 
 }  // namespace tilesieve::TILESIEVE_ISA
