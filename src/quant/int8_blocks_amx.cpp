@@ -39,7 +39,7 @@ bool all_finite(const StoredKeys& v, const uint8_t* first, int64_t num_keys, int
       }
     }
   });
-  return Vec::largest_lane(rest) == 0.0f;
+  return Vec::largest_lane(Vec::abs(rest)) == 0.0f;
 }
 
 void quantize_block(const StoredKeys& k, const StoredKeys& v, int64_t block, int64_t num_keys, int64_t head_dim,
