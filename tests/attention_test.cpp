@@ -232,8 +232,8 @@ TEST(Attention, EveryAvailableKernelIsRunAndFound) {
       for (const Kernel& kernel : kernels_for(problem)) {
         if (kernel.loop_order != order) continue;
         if (best.empty()) best = kernel.name;
-        EXPECT_EQ(kernel.name, fmt::format("{}.{}.{}{}", name_of(kernel.isa), name_of(order),
-                                           name_of(problem.kv_dtype), int8 ? ".int8" : ""));
+        EXPECT_EQ(kernel.name, fmt::format("{}.{}.{}{}", name_of(kernel.isa), name_of(order), name_of(problem.kv_dtype),
+                                           int8 ? ".int8" : ""));
         EXPECT_EQ(find_kernel(problem, order, {1, kernel.isa}).name, kernel.name);
       }
       if (int8 && order == LoopOrder::kv_outer) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Attention in 8 bits, over every kernel of it: against float64 within what rounding to 8 bits costs, on codes that are
-// exact, on numbers that are none, and what is refused. That bits do not depend on threads, batch, tiles, layouts and the
-// order of ids is held by the lines with arithmetic=int8 of attention_bits_test.cpp and attention_hostile_test.cpp.
+// exact, on numbers that are none, and what is refused. That bits do not depend on threads, batch, tiles, layouts and
+// the order of ids is held by the lines with arithmetic=int8 of attention_bits_test.cpp and attention_hostile_test.cpp.
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -93,7 +93,8 @@ INSTANTIATE_TEST_SUITE_P(
         Family{"block_sizes", each("hq=4 hkv=2 d=64 q=40 kv=1100 topk=3 block=",
                                    {8, 16, 24, 40, 64, 72, 128, 136, 256, 1000, 1024}, "")},
         Family{"lengths", each("hq=2 hkv=1 d=64 block=64 topk=3 q=", {0, 1, 127, 128, 129}, "")},
-        Family{"key_lengths", each("hq=2 hkv=1 d=64 q=20 block=128 topk=2 causal=0 kv=", {0, 1, 2, 3, 63, 65, 127, 129}, "")},
+        Family{"key_lengths",
+               each("hq=2 hkv=1 d=64 q=20 block=128 topk=2 causal=0 kv=", {0, 1, 2, 3, 63, 65, 127, 129}, "")},
         Family{"batches",
                {"hq=4 hkv=2 d=64 q=5,0,17,90 kv=40,33,0,300 block=16 topk=3",
                 "hq=4 hkv=2 d=64 q=5,0,17,90 kv=40,33,0,300 block=16 topk=3 causal=0"}},
@@ -152,8 +153,8 @@ TEST(Int8, OutputsAreRoundedOnceToTheirFormat) {
   }
 }
 
-// Whole numbers up to 127, which each group that shares a scale reaches: nothing is lost in quantising. The keys come in
-// pairs that add up to nothing, so that their mean is 0.
+// Whole numbers up to 127, which each group that shares a scale reaches: nothing is lost in quantising. The keys come
+// in pairs that add up to nothing, so that their mean is 0.
 Case exact_case(const std::string& line, uint32_t seed) {
   Case c = make_case(line + " arithmetic=int8", seed);
   std::mt19937 random(seed);
@@ -180,8 +181,8 @@ constexpr const char* kExactLines[] = {"hq=4 hkv=2 d=64 q=50 kv=300 block=64 top
                                        "hq=2 hkv=1 d=256 q=50 kv=400 block=200 topk=2 causal=0",
                                        "hq=3 hkv=1 d=24 q=50 kv=100 block=8 topk=5 causal=0"};
 
-// With a large scale one key has all the weight: o is its value, to the last bit but for the scale's. So sums of products
-// are exact however large, the largest codes included.
+// With a large scale one key has all the weight: o is its value, to the last bit but for the scale's. So sums of
+// products are exact however large, the largest codes included.
 TEST(Int8, ExactCodesOfOneKey) {
   for (const char* line : kExactLines) {
     const Case c = exact_case(std::string(line) + " scale=1", 2);
@@ -552,8 +553,8 @@ TEST_F(Int8Refusals, OperandsOfSomethingElse) {
     const Int8Operands own = operands(c_.problem, isa);
     EXPECT_NO_THROW(attend(c_.problem, &own, isa)) << name_of(isa);
     if (isa == Isa::portable) continue;
-    EXPECT_THAT(refusal(c_.problem, &of_portable, isa), AllOf(StartsWith("operands: were made for portable"),
-                                                              HasSubstr(std::string(name_of(isa)))));
+    EXPECT_THAT(refusal(c_.problem, &of_portable, isa),
+                AllOf(StartsWith("operands: were made for portable"), HasSubstr(std::string(name_of(isa)))));
   }
   Problem stored = c_.problem;
   stored.arithmetic = Arithmetic::storage;

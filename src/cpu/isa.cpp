@@ -35,8 +35,8 @@ bool has_avx512() {
 #endif
 }
 
-// The processor has tiles and their products of bf16 and int8, and Linux lets this process use them: it gives the 8 KiB of state to
-// those who ask. Asking twice does no harm.
+// The processor has tiles and their products of bf16 and int8, and Linux lets this process use them: it gives the 8 KiB
+// of state to those who ask. Asking twice does no harm.
 bool has_amx() {
 #if defined(TILESIEVE_HAS_amx) && defined(__linux__)
   constexpr unsigned kAmxBf16 = 1u << 22, kAmxTile = 1u << 24, kAmxInt8 = 1u << 25;

@@ -18,7 +18,8 @@ struct QuadBlock {
 
   static int64_t bytes(int64_t head_dim, int64_t kv_block_size) {
     return (kv_block_size * head_dim + round_to_quads(kv_block_size) * head_dim +
-            (kv_block_size + kv_block_size / kInt8KeyGroup + 1 + head_dim) * int64_t{sizeof(float)} + 63) / 64 * 64;
+            (kv_block_size + kv_block_size / kInt8KeyGroup + 1 + head_dim) * int64_t{sizeof(float)} + 63) /
+           64 * 64;
   }
   TILESIEVE_INLINE static QuadBlock at(uint8_t* place, int64_t head_dim, int64_t kv_block_size) {
     QuadBlock block;

@@ -3,7 +3,8 @@
 //
 //   avx512_vnni  vpdpbusd multiplies bytes without a sign by bytes with one. Weights have none; a query's codes get 128
 //                added, which the sums of a key begin without (KeyRows<Quad>::start)
-//   avx2         vpmaddubsw adds two such products in int16, which holds 2 * 127 * 127 alone: a query's codes lose their
+//   avx2         vpmaddubsw adds two such products in int16, which holds 2 * 127 * 127 alone: a query's codes lose
+//   their
 //                signs to the keys', and weights have 7 bits
 //   portable     int16 lanes, likewise
 #pragma once

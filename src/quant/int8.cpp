@@ -165,11 +165,10 @@ Int8Operands quantize_int8(const Problem& problem, const TensorView& q, const Te
       const int64_t s = table.sequence_of_q[static_cast<size_t>(t)];
       end = std::min({problem.total_q(), begin + kRowsPerItem, table.cu_seqlens_q[static_cast<size_t>(s) + 1]});
       for (int64_t g = 0; g < group; ++g) {
-        row_ops.quantize_rows(q.dtype, q.as<const uint8_t>() + (t * q.strides[0] + (h * group + g) * q.strides[1]) * q_bytes,
-                              q.strides[0] * q_bytes, end - t, head_dim,
-                              made.k_mean.as<float>() + (s * kv_heads + h) * head_dim,
-                              made.rows.get() + ((h * problem.total_q() + t) * group + g) * made.row_bytes,
-                              group * made.row_bytes);
+        row_ops.quantize_rows(
+            q.dtype, q.as<const uint8_t>() + (t * q.strides[0] + (h * group + g) * q.strides[1]) * q_bytes,
+            q.strides[0] * q_bytes, end - t, head_dim, made.k_mean.as<float>() + (s * kv_heads + h) * head_dim,
+            made.rows.get() + ((h * problem.total_q() + t) * group + g) * made.row_bytes, group * made.row_bytes);
       }
     }
   });

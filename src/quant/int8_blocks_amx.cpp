@@ -49,7 +49,8 @@ void quantize_block(const StoredKeys& k, const StoredKeys& v, int64_t block, int
   __builtin_memcpy(wide_mean.numbers, mean, static_cast<size_t>(head_dim) * sizeof(float));
   for (int64_t j = 0; j < num_keys; j += kInt8KeyGroup) {
     quantize_keys(k, k.block(block) + j * k.key_stride, num_keys - j < kInt8KeyGroup ? num_keys - j : kInt8KeyGroup,
-                  head_dim, wide_mean, target.keys + j * Int8Row::channels(head_dim), target.scales + j / kInt8KeyGroup);
+                  head_dim, wide_mean, target.keys + j * Int8Row::channels(head_dim),
+                  target.scales + j / kInt8KeyGroup);
   }
   store_value_tiles(v.dtype, v.block(block), v.key_stride, num_keys, head_dim, target.values);
   *target.plain_values = all_finite(v, v.block(block), num_keys, head_dim) ? 1 : 0;

@@ -15,7 +15,8 @@ TILESIEVE_INLINE void for_each_vector(const StoredKeys& stored, int64_t block, i
   const uint8_t* first = stored.block(block);
   with_format(stored.dtype, [&](auto format) {
     for (int64_t j = 0; j < num_keys; ++j) {
-      for (int64_t c = 0; c < head_dim; c += Vec::kLanes) take(format.at(first + j * stored.key_stride, c, head_dim), c);
+      for (int64_t c = 0; c < head_dim; c += Vec::kLanes)
+        take(format.at(first + j * stored.key_stride, c, head_dim), c);
     }
   });
 }

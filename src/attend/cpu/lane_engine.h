@@ -244,8 +244,8 @@ struct LaneEngine {
   // held is added; rows [num_rows] of the outputs, where given, are fetched. Rows whose m says that they see nothing of
   // the block get 0, whatever its values hold.
   template <int N>
-  static void add_values(const Tile& tile, const WeightUnit* p, const Block& block, const SoftmaxMerge<N>& merge, bool carry,
-                         float* const* rows) {
+  static void add_values(const Tile& tile, const WeightUnit* p, const Block& block, const SoftmaxMerge<N>& merge,
+                         bool carry, float* const* rows) {
     constexpr int M = Vec::kTileSteps;  // divides head_dim, which is a multiple of 8
     const ValueRows<Unit>& values = block.values;
     const RowsAhead& ahead = block.ahead_of_next;
@@ -267,8 +267,8 @@ struct LaneEngine {
 #pragma GCC unroll 8
         for (int n = 0; n < N; ++n) {
           float* place = tile.o_t + ((d + i) * N + n) * Vec::kLanes;
-          const Vec::Reg share = Vec::mul_unless_minus_inf(values.to_output(d + i, acc[i][n]),
-                                                               merge.new_share[n], merge.new_m[n]);
+          const Vec::Reg share =
+              Vec::mul_unless_minus_inf(values.to_output(d + i, acc[i][n]), merge.new_share[n], merge.new_m[n]);
           Vec::store(place, carry ? Vec::fma(Vec::load(place), merge.old_share[n], share) : share);
         }
       }

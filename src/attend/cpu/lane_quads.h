@@ -4,8 +4,8 @@
 //
 // A block's weights are relative to its own largest score in the row, so that they need few bits: from 1 =
 // kLargestWeight down. Their sum takes them as they are before the rounding. Small ones hand what their rounding leaves
-// on to the next small one: else those below a half would all be lost, and outputs with them (2 % where logits spread by
-// 3.4), and a channel's mean is what outputs consist of where many keys count.
+// on to the next small one: else those below a half would all be lost, and outputs with them (2 % where logits spread
+// by 3.4), and a channel's mean is what outputs consist of where many keys count.
 #pragma once
 
 #include "attend/cpu/lane_engine.h"
