@@ -124,9 +124,10 @@ class Rows {
         compare("best-loop", (first ? q_outer : kv_outer)->seconds);
       }
     }
-    if (const Measurement* bf16 = find(name.stored_as("bf16"));
-        name.dtype == "e4m3" && name.what != "plan" && bf16 != nullptr) {
-      compare("bf16", bf16->seconds);
+    for (const char* wider : {"f32", "bf16"}) {
+      const bool narrower = name.dtype == "int8" || (name.dtype == "e4m3" && std::string("bf16") == wider);
+      const Measurement* other = find(name.stored_as(wider));
+      if (narrower && name.what != "plan" && other != nullptr) compare(wider, other->seconds);
     }
     if (const Measurement* attend = find(name.of("auto")); name.what == "plan" && attend != nullptr) {
       compare("attend", attend->seconds);
@@ -136,6 +137,9 @@ class Rows {
     }
     if (const Measurement* copy = find(name.of("copy")); name.what != "copy" && copy != nullptr) {
       compare("copy", copy->seconds);
+    }
+    if (const Measurement* sparse = find(name.of("sparse-kernel")); name.what == "quantize" && sparse != nullptr) {
+      compare("sparse-kernel", sparse->seconds);
     }
     if (const Measurement* dense = find(name.dense_video());
         name.family == "video" && dense != nullptr && dense != &m) {

@@ -19,10 +19,10 @@ constexpr double kBudget = 0.15;
 // The article's problem with all tokens video; the budget is of all blocks, the forced ones among them: 90 of 599.
 const VideoRouteOptions kRoute = {.budget = kBudget, .forced_inside_budget = true};
 
-Problem problem_of(DType dtype) {
+Problem problem_of(DType dtype, Arithmetic arithmetic) {
   return Problem::parse(
-      fmt::format("hq={} hkv={} d={} q={} qblock=128 block=64 causal=0 dtype={} segments=video:38x24x42", kHeads,
-                  kHeads, kHeadDim, kTokens, name_of(dtype)));
+      fmt::format("hq={} hkv={} d={} q={} qblock=128 block=64 causal=0 dtype={} segments=video:38x24x42 arithmetic={}",
+                  kHeads, kHeads, kHeadDim, kTokens, name_of(dtype), name_of(arithmetic)));
 }
 
 struct VideoInputs {
@@ -30,8 +30,8 @@ struct VideoInputs {
   Tensor q, k, v, o{DType::f32, {kTokens, kHeads, kHeadDim}}, lse{DType::f32, {kTokens, kHeads}};
   Tensor block_index;
 
-  explicit VideoInputs(DType dtype)
-      : problem(problem_of(dtype)), q(random(dtype, 1)), k(random(dtype, 2)), v(random(dtype, 3)) {
+  VideoInputs(DType dtype, Arithmetic arithmetic)
+      : problem(problem_of(dtype, arithmetic)), q(random(dtype, 1)), k(random(dtype, 2)), v(random(dtype, 3)) {
     block_index = route_video(problem, q.view(), k.view(), kRoute);
   }
 
@@ -62,7 +62,8 @@ struct VideoInputs {
     return per_pair * 128 * 64 * static_cast<double>(selection.num_entries());
   }
 
-  // Throws Error unless some rows of the last head are those of float64, up to the rounding of the factors.
+  // Throws Error unless some rows of the last head are those of float64, up to the rounding of the factors: outputs are
+  // means of thousands of numbers of unit variance.
   void check(bool dense) const {
     const Tensor wide_q = to_f32(q.view()), wide_k = to_f32(k.view()), wide_v = to_f32(v.view());
     const auto row = [](const Tensor& x, int64_t token) {
@@ -91,7 +92,7 @@ struct VideoInputs {
       }
       for (int64_t d = 0; d < kHeadDim; ++d) {
         const double got = static_cast<double>(row(o, token)[d]), expected = want[static_cast<size_t>(d)] / sum;
-        if (!(std::abs(got - expected) < 1e-4)) {
+        if (!(std::abs(got - expected) < (problem.arithmetic == Arithmetic::int8 ? 1e-3 : 1e-4))) {
           throw Error(fmt::format("bench: row {} channel {} is {}, expected {}", token, d, got, expected));
         }
       }
@@ -102,17 +103,23 @@ struct VideoInputs {
 }  // namespace
 
 void Cases::add_video_attention() {
-  for (DType dtype : {DType::f32, DType::bf16}) {
+  struct Numbers {
+    const char* name;
+    DType dtype;
+    Arithmetic arithmetic = Arithmetic::storage;
+  };
+  for (const Numbers& numbers :
+       {Numbers{"f32", DType::f32}, {"bf16", DType::bf16}, {"int8", DType::bf16, Arithmetic::int8}}) {
     const auto made = std::make_shared<std::unique_ptr<VideoInputs>>();
-    const auto in = [made, dtype]() -> const VideoInputs& {
-      if (!*made) *made = std::make_unique<VideoInputs>(dtype);
+    const auto in = [made, numbers]() -> const VideoInputs& {
+      if (!*made) *made = std::make_unique<VideoInputs>(numbers.dtype, numbers.arithmetic);
       return **made;
     };
     const Execution execution = {num_threads_};
     const auto add_case = [&](const std::string& what, double share, const std::function<void()>& run) -> Case& {
       cases_.push_back(std::make_unique<Case>());
       cases_.back()->measurement.name =
-          fmt::format("video/{}/{}/{}x{}/{:.2f}", what, name_of(dtype), kTokens, kHeads, share);
+          fmt::format("video/{}/{}/{}x{}/{:.2f}", what, numbers.name, kTokens, kHeads, share);
       cases_.back()->run = cases_.back()->check = run;
       return *cases_.back();
     };
@@ -124,14 +131,26 @@ void Cases::add_video_attention() {
         sparse_attention(in().problem, in().inputs(), in().picks(), in().outputs(), options);
       };
       Case& added = add_case(dense ? "dense-kernel" : "sparse-kernel", dense ? 1.0 : kBudget, run);
-      const Kernel kernel = find_kernel(problem_of(dtype), LoopOrder::q_outer, execution);
-      added.roof = kernel.arithmetic;
+      const Kernel kernel = find_kernel(problem_of(numbers.dtype, numbers.arithmetic), LoopOrder::q_outer, execution);
+      if (numbers.arithmetic == Arithmetic::storage) added.roof = kernel.arithmetic;
       added.measurement.kernel = kernel.name;
       added.check = [=, &added] {
         added.measurement.work = in().flop(dense);
         run();
         in().check(dense);
       };
+    }
+    if (numbers.arithmetic == Arithmetic::int8) {
+      add_case("quantize", kBudget, [=] {
+        const Problem& problem = in().problem;
+        const int64_t step = int8_heads_at_a_time(problem, find_kernel(problem, LoopOrder::q_outer, execution).isa);
+        Int8Operands operands;
+        for (int64_t head = 0; head < kHeads; head += step) {
+          operands = quantize_int8(problem, {in().q.view(), in().k.view(), in().v.view()}, head,
+                                   std::min(step, kHeads - head), execution, std::move(operands));
+        }
+      });
+      continue;
     }
     add_case("route", kBudget, [=] { route_video(in().problem, in().q.view(), in().k.view(), kRoute, execution); });
     add_case("mass", kBudget, [=] {

@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// The way of the data: route -> plan (-> quantize) -> attend -> combine. Each step is a function of the public headers; this file
-// only strings them together.
+// The way of the data: route -> plan (-> quantize) -> attend -> combine. Each step is a function of the public headers;
+// this file only strings them together.
 #include "tilesieve/tilesieve.h"
+
+#include <algorithm>
+#include <utility>
 
 #include "base/aligned.h"
 #include "base/fail.h"
@@ -24,6 +27,20 @@ PlanOptions plan_options(const Problem& problem, const AttentionOptions& options
   return plan;
 }
 
+// Some heads at a time are quantised, then attended to.
+void run_int8(const Problem& problem, const AttentionInputs& inputs, const Plan& plan, const AttentionOutputs& outputs,
+              Execution execution) {
+  check_inputs(problem, inputs, outputs);
+  execution.isa = find_kernel(problem, LoopOrder::q_outer, execution).isa;
+  const int64_t num_heads = problem.num_kv_heads, step = int8_heads_at_a_time(problem, execution.isa);
+  Int8Operands operands;
+  for (int64_t head = 0; head < num_heads; head += step) {
+    operands = quantize_int8(problem, {inputs.q, inputs.k, inputs.v, inputs.block_table}, head,
+                             std::min(step, num_heads - head), execution, std::move(operands));
+    attend_q_outer(problem, inputs, plan, outputs, execution, &operands);
+  }
+}
+
 }  // namespace
 
 Plan plan_attention(const Problem& problem, const BlockIndex& block_index, const AttentionOptions& options) {
@@ -33,14 +50,7 @@ Plan plan_attention(const Problem& problem, const BlockIndex& block_index, const
 void run_plan(const Problem& problem, const AttentionInputs& inputs, const Plan& plan, const AttentionOutputs& outputs,
               void* workspace, const Execution& execution) {
   if (reinterpret_cast<uintptr_t>(workspace) % 64 != 0) fail("workspace: not aligned to 64 bytes");
-  if (problem.arithmetic == Arithmetic::int8) {
-    check_inputs(problem, inputs, outputs);
-    Execution quantizing = execution;
-    quantizing.isa = find_kernel(problem, LoopOrder::q_outer, execution).isa;
-    const Int8Operands operands =
-        quantize_int8(problem, inputs.q, inputs.k, inputs.v, inputs.block_table, quantizing);
-    return attend_q_outer(problem, inputs, plan, outputs, execution, &operands);
-  }
+  if (problem.arithmetic == Arithmetic::int8) return run_int8(problem, inputs, plan, outputs, execution);
   if (plan.loop_order == LoopOrder::q_outer) return attend_q_outer(problem, inputs, plan, outputs, execution);
   check_inputs(problem, inputs, outputs, contiguous_view(workspace, DType::u8, {plan.workspace_bytes}));
   check_plan(problem, plan, LoopOrder::kv_outer);

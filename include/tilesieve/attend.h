@@ -48,14 +48,14 @@ struct Partials {
 
 // One row of the kernel table: a kernel that exists.
 struct Kernel {
-  std::string name;                     // "avx512.q_outer.bf16", "amx.q_outer.bf16.int8", "sm90.kv_outer.e4m3.d128.b128"
+  std::string name;  // "avx512.q_outer.bf16", "amx.q_outer.bf16.int8", "sm90.kv_outer.e4m3.d128.b128"
   DeviceKind device = DeviceKind::cpu;  // on CUDA devices, sm90::sparse_prefill runs them
   Isa isa = Isa::portable;              // of a CPU kernel
   LoopOrder loop_order = LoopOrder::q_outer;
   DType dtype = DType::f32;       // of stored keys and values
-  DType arithmetic = DType::f32;  // of the factors of both products; sums are f32. bf16 rounds the weights of a softmax,
-                                  // i8 is Arithmetic::int8
-  std::vector<DType> q_dtypes;    // of queries, as they are stored
+  DType arithmetic = DType::f32;  // of the factors of both products; sums are f32. bf16 rounds the weights of a
+                                  // softmax, i8 is Arithmetic::int8
+  std::vector<DType> q_dtypes;                   // of queries, as they are stored
   int64_t min_head_dim = 8, max_head_dim = 256;  // in steps of 8
   int64_t kv_block_size = 0;                     // the one that it is for; 0 = any
   int64_t tile_rows = 0;                         // query rows of one tile
@@ -85,7 +85,8 @@ void check_tensors(const Problem& problem, const AttentionInputs& inputs);
 void check_plan(const Problem& problem, const Plan& plan, LoopOrder loop_order);
 
 // Writes every row of o and lse (0 and -inf where nothing is attended). Where the problem's arithmetic is int8,
-// `operands` are those that quantize_int8 made of the inputs for the same instruction set.
+// `operands` are those that quantize_int8 made of the inputs for the same instruction set, and rows of their heads
+// alone are written: one call follows another, from the first head to the last.
 void attend_q_outer(const Problem& problem, const AttentionInputs& inputs, const Plan& plan,
                     const AttentionOutputs& outputs, const Execution& execution = {},
                     const Int8Operands* operands = nullptr);

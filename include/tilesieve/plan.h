@@ -91,7 +91,7 @@ struct Plan {
   Selection selection;
   int64_t q_rows_per_tile = 0;  // q-outer: rows (token, head) that walk the union of their blocks together, those that
                                 // did not pick a block masked; 0 = gather the rows that picked it, block by block
-  std::vector<QRun> q_runs;     // q-outer: every (KV head, query) once, in the order in which they are handed out
+  std::vector<QRun> q_runs;     // q-outer: every (KV head, query) once, head after head, as they are handed out
   std::vector<Pass> passes;     // kv-outer
   int64_t workspace_bytes = 0;  // of the largest pass; 0 for q-outer
 };

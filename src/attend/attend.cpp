@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <numbers>
+#include <span>
 #include <string_view>
 #include <utility>
 
@@ -44,6 +45,7 @@ HeadTensors head_tensors(const Problem& problem, const SequenceTable& table, con
 // The same after quantising.
 HeadTensors quantized(HeadTensors t, const Problem& problem, const SequenceTable& table, const Int8Operands& operands,
                       int64_t sequence, int64_t kv_head) {
+  kv_head -= operands.head_begin;
   t.q = operands.rows.get() + kv_head * problem.total_q() * t.group_size * operands.row_bytes;
   t.q_head_stride = operands.row_bytes;
   t.q_token_stride = t.group_size * operands.row_bytes;
@@ -51,7 +53,7 @@ HeadTensors quantized(HeadTensors t, const Problem& problem, const SequenceTable
   const int64_t block = kv_head * problem.total_kv_blocks() + table.cu_kv_blocks[static_cast<size_t>(sequence)];
   t.int8.blocks = operands.blocks.get() + block * operands.block_bytes;
   t.int8.block_bytes = operands.block_bytes;
-  t.int8.v_scale = operands.v_scale.as<float>() + (sequence * problem.num_kv_heads + kv_head) * t.head_dim;
+  t.int8.v_scale = operands.v_scale.as<float>() + (sequence * operands.num_heads + kv_head) * t.head_dim;
   t.int8.mean_scale = t.scale_log2 / std::numbers::log2e_v<float>;
   return t;
 }
@@ -197,10 +199,21 @@ void attend_q_outer(const Problem& problem, const AttentionInputs& inputs, const
   Scratch scratch(resolve_num_threads(execution.num_threads),
                   kernel_bytes + (narrow ? max_tokens * group * row_bytes : 0));
   std::vector<RunPicks> thread_picks(static_cast<size_t>(gather ? resolve_num_threads(execution.num_threads) : 0));
-  const auto num_runs = static_cast<int64_t>(plan.q_runs.size());
-  std::atomic<int64_t>* done = Progress::begin(execution.progress, num_runs);
-  parallel_for(execution.num_threads, num_runs, done, [&](int thread, int64_t index) {
-    const QRun& run = plan.q_runs[static_cast<size_t>(index)];
+  // Of some heads' operands, the runs of these: they lie together.
+  std::span<const QRun> runs = plan.q_runs;
+  std::atomic<int64_t>* done = nullptr;
+  if (operands == nullptr || operands->head_begin == 0) {
+    done = Progress::begin(execution.progress, static_cast<int64_t>(runs.size()));
+  } else if (execution.progress != nullptr) {
+    done = &execution.progress->done;
+  }
+  if (operands != nullptr) {
+    const auto before = [](const QRun& run, int64_t head) { return run.kv_head < head; };
+    const auto begin = std::lower_bound(runs.begin(), runs.end(), operands->head_begin, before);
+    runs = {begin, std::lower_bound(begin, runs.end(), operands->head_begin + operands->num_heads, before)};
+  }
+  parallel_for(execution.num_threads, static_cast<int64_t>(runs.size()), done, [&](int thread, int64_t index) {
+    const QRun& run = runs[static_cast<size_t>(index)];
     const int64_t kv_head = run.kv_head, num_tokens = run.q_end - run.q_begin;
     uint8_t* memory = scratch.of(thread);
     float* wide = reinterpret_cast<float*>(memory + kernel_bytes);

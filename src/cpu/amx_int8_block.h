@@ -12,9 +12,9 @@ namespace tilesieve::TILESIEVE_ISA {
 inline constexpr int64_t kTileQuads = 64;  // int8 in a row of a tile
 
 struct AmxInt8Block {
-  uint8_t* keys;         // [group of 16 keys][step of 64 channels] tiles: [4 channels][key][4]
-  uint8_t* values;       // [group of 16 channels][step of 32 keys] tiles: [2 keys][channel][2]
-  float* scales;         // [ceil(block size / kInt8KeyGroup)] of the keys
+  uint8_t* keys;          // [group of 16 keys][step of 64 channels] tiles: [4 channels][key][4]
+  uint8_t* values;        // [group of 16 channels][step of 32 keys] tiles: [2 keys][channel][2]
+  float* scales;          // [ceil(block size / kInt8KeyGroup)] of the keys
   int32_t* plain_values;  // [1] whether all values are finite
 
   static int64_t keys_bytes(int64_t head_dim, int64_t num_keys) {

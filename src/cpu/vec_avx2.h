@@ -74,6 +74,8 @@ struct Vec {
   }
 
   static Reg abs(Reg x) { return _mm256_andnot_ps(set1(-0.0f), x); }
+  // The larger magnitude, as the bits of f32: infinity above all numbers, NaN above infinity.
+  static Ints max_magnitude(Reg x, Ints running) { return _mm256_max_epi32(_mm256_castps_si256(abs(x)), running); }
   static Reg zero_where_not_finite(Reg x) {
     return _mm256_and_ps(x, _mm256_cmp_ps(abs(x), set1(__builtin_inff()), _CMP_LT_OQ));
   }
@@ -107,19 +109,6 @@ struct Vec {
   // x * factor, but 0 where m is -inf, whatever x is.
   static Reg mul_unless_minus_inf(Reg x, Reg factor, Reg m) {
     return _mm256_and_ps(_mm256_mul_ps(x, factor), _mm256_cmp_ps(m, _mm256_set1_ps(-__builtin_inff()), _CMP_NEQ_UQ));
-  }
-  // The largest lane of none below 0, NaN if one is: as integers, which have the same order, NaN above infinity.
-  static float largest_lane(Reg x) {
-    const Ints bits = _mm256_castps_si256(x);
-    __m128i most = _mm_max_epi32(_mm256_castsi256_si128(bits), _mm256_extracti128_si256(bits, 1));
-    most = _mm_max_epi32(most, _mm_shuffle_epi32(most, 0x4e));
-    most = _mm_max_epi32(most, _mm_shuffle_epi32(most, 0xb1));
-    return __builtin_bit_cast(float, _mm_cvtsi128_si32(most));
-  }
-  static float sum_of_lanes(Reg x) {
-    __m128 sum = _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
-    sum = _mm_add_ps(sum, _mm_movehl_ps(sum, sum));
-    return _mm_cvtss_f32(_mm_add_ss(sum, _mm_shuffle_ps(sum, sum, 1)));
   }
   static float first(Reg x) { return _mm256_cvtss_f32(x); }
 

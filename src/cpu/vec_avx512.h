@@ -72,6 +72,8 @@ struct Vec {
   }
 
   static Reg abs(Reg x) { return _mm512_abs_ps(x); }
+  // The larger magnitude, as the bits of f32: infinity above all numbers, NaN above infinity.
+  static Ints max_magnitude(Reg x, Ints running) { return _mm512_max_epi32(_mm512_castps_si512(abs(x)), running); }
   static Reg zero_where_not_finite(Reg x) {
     return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(abs(x), set1(__builtin_inff()), _CMP_LT_OQ), x);
   }
@@ -108,11 +110,6 @@ struct Vec {
     const __mmask16 finite = _mm512_cmp_ps_mask(m, _mm512_set1_ps(-__builtin_inff()), _CMP_NEQ_UQ);
     return _mm512_maskz_mul_ps(finite, x, factor);
   }
-  // The largest lane of none below 0, NaN if one is: as integers, which have the same order, NaN above infinity.
-  static float largest_lane(Reg x) {
-    return __builtin_bit_cast(float, _mm512_reduce_max_epi32(_mm512_castps_si512(x)));
-  }
-  static float sum_of_lanes(Reg x) { return _mm512_reduce_add_ps(x); }
   static float first(Reg x) { return _mm512_cvtss_f32(x); }
 
   // 2^x; 0 below -126, NaN stays NaN, +inf stays.

@@ -79,7 +79,13 @@ struct Vec {
     for (int i = 0; i < kLanes; ++i) p[i] = static_cast<uint8_t>(bits[i]);
   }
 
-  static Reg abs(Reg x) { return select(x < 0.0f, -x, x); }
+  static Reg abs(Reg x) { return (Reg)((Ints)x & 0x7fffffff); }
+  // The larger magnitude, as the bits of f32: infinity above all numbers, NaN above infinity.
+  static Ints max_magnitude(Reg x, Ints running) {
+    const Ints bits = (Ints)x & 0x7fffffff;
+    const Ints larger = bits > running;
+    return (bits & larger) | (running & ~larger);
+  }
   static Reg zero_where_not_finite(Reg x) { return select(abs(x) < set1(__builtin_inff()), x, zero()); }
 
   static Ints load_ints(const int32_t* p) {
@@ -115,14 +121,6 @@ struct Vec {
   static Reg mul_unless_minus_inf(Reg x, Reg factor, Reg m) {
     return select(m == set1(-__builtin_inff()), zero(), x * factor);
   }
-  // The largest lane of none below 0, NaN if one is: as integers, which have the same order, NaN above infinity.
-  static float largest_lane(Reg x) {
-    const Ints bits = (Ints)x;
-    int32_t most = bits[0];
-    for (int i = 1; i < kLanes; ++i) most = bits[i] > most ? bits[i] : most;
-    return __builtin_bit_cast(float, most);
-  }
-  static float sum_of_lanes(Reg x) { return (x[0] + x[2]) + (x[1] + x[3]); }
   static float first(Reg x) { return x[0]; }
 
   // 2^x; 0 below -126, NaN stays NaN. x is never above 0 here but for +inf - m, which is NaN or +inf.

@@ -8,52 +8,53 @@
 
 namespace tilesieve::TILESIEVE_ISA {
 
-// A row of f32, padded with 0 to whole steps of channels.
-struct WideRow {
-  alignas(64) float numbers[256] = {};
-};
+// Stored rows in f32, padded with 0 to whole steps of channels.
+template <int kRows>
+struct WideRows {
+  alignas(64) float numbers[kRows][256];
 
-// How rows of one storage format are read.
-template <int kBytes, Vec::Reg (*load)(const uint8_t*)>
-struct StoredFormat {
-  // kLanes channels from c on, widened exactly; 0 from head_dim on.
-  TILESIEVE_INLINE static Vec::Reg at(const uint8_t* row, int64_t c, int64_t head_dim) {
-    if (c + Vec::kLanes <= head_dim) return load(row + c * kBytes);
-    if (c >= head_dim) return Vec::zero();
-    uint8_t rest[Vec::kLanes * kBytes] = {};
-    __builtin_memcpy(rest, row + c * kBytes, static_cast<size_t>((head_dim - c) * kBytes));
-    return load(rest);
+  TILESIEVE_INLINE explicit WideRows(int64_t head_dim) {
+    for (float(&row)[256] : numbers) {
+      for (int64_t c = head_dim; c < Int8Row::channels(head_dim); ++c) row[c] = 0.0f;
+    }
+  }
+
+  TILESIEVE_INLINE void load(int64_t row, DType dtype, const uint8_t* stored, int64_t head_dim) {
+    load_row(dtype, stored, head_dim, numbers[row]);
   }
 };
 
-inline Vec::Reg load_stored_f32(const uint8_t* p) {
-  float numbers[Vec::kLanes];
-  __builtin_memcpy(numbers, p, sizeof numbers);
-  return Vec::load(numbers);
+// The lanes of a vector joined, halves by halves.
+template <class T = float, class Register, class Join>
+TILESIEVE_INLINE T joined(const Register& vector, const Join& join) {
+  T lanes[Vec::kLanes];
+  __builtin_memcpy(lanes, &vector, sizeof lanes);
+  for (int width = Vec::kLanes / 2; width > 0; width /= 2) {
+    for (int i = 0; i < width; ++i) lanes[i] = join(lanes[i], lanes[i + width]);
+  }
+  return lanes[0];
 }
 
-// Calls use(StoredFormat): what it does is compiled for each format, not decided row by row.
-template <class Use>
-TILESIEVE_INLINE void with_format(DType dtype, const Use& use) {
-  switch (dtype) {
-    case DType::bf16:
-      return use(StoredFormat<2, Vec::load_bf16>());
-    case DType::f16:
-      return use(StoredFormat<2, Vec::load_f16>());
-    case DType::f8_e4m3:
-      return use(StoredFormat<1, Vec::load_e4m3>());
-    default:
-      return use(StoredFormat<4, load_stored_f32>());
+// The largest magnitude of numbers seen so far. What is not finite is larger than all numbers.
+class Largest {
+ public:
+  TILESIEVE_INLINE void see(Vec::Reg x) { bits_ = Vec::max_magnitude(x, bits_); }
+  TILESIEVE_INLINE float value() const {
+    return __builtin_bit_cast(float, joined<int32_t>(bits_, [](int32_t a, int32_t b) { return a > b ? a : b; }));
   }
-}
+
+ private:
+  Vec::Ints bits_ = {};
+};
 
 // Codes of numbers whose largest magnitude is known: x = code * scale.
 struct Codes {
   float scale, inverse;
 
-  // Below this the reciprocal of a scale overflows: such numbers have the code 0. NaN where the largest is not finite.
+  // Below this the reciprocal of a scale overflows: such numbers have the code 0.
   static constexpr float kSmallest = 0x1p-100f;
 
+  // The scale is NaN where the largest is not finite.
   TILESIEVE_INLINE explicit Codes(float largest) {
     const bool finite = largest < __builtin_inff();
     scale = !finite ? __builtin_nanf("") : largest < kSmallest ? 0.0f : largest / 127.0f;
@@ -68,28 +69,19 @@ struct Codes {
   }
 };
 
-// Codes of up to kInt8KeyGroup keys less their mean: key j's `channels` at target + j * stride, 0 from head_dim on, and
-// up to kLanes - 1 bytes more, which the next key overwrites. Gives their scale.
-inline float quantize_key_group(const StoredKeys& k, const uint8_t* first, int64_t num_keys, int64_t head_dim,
-                                int64_t channels, const WideRow& mean, uint8_t* target, int64_t stride) {
-  float scale = 0.0f;
-  with_format(k.dtype, [&](auto format) {
-    const auto centred = [&](int64_t j, int64_t c) {
-      return Vec::sub(format.at(first + j * k.key_stride, c, head_dim), Vec::load(mean.numbers + c));
-    };
-    Vec::Reg largest = Vec::zero();
-    for (int64_t j = 0; j < num_keys; ++j) {
-      for (int64_t c = 0; c < head_dim; c += Vec::kLanes) {
-        largest = Vec::max_keeping_nan(Vec::abs(centred(j, c)), largest);
-      }
+// rows = up to kInt8KeyGroup keys less their mean; gives what makes codes of them.
+inline Codes load_keys(const StoredKeys& k, const uint8_t* first, int64_t num_keys, int64_t head_dim,
+                       const float* mean, WideRows<kInt8KeyGroup>& rows) {
+  Largest largest;
+  for (int64_t j = 0; j < num_keys; ++j) {
+    rows.load(j, k.dtype, first + j * k.key_stride, head_dim);
+    for (int64_t c = 0; c < head_dim; c += Vec::kLanes) {
+      const Vec::Reg x = Vec::sub(Vec::load(rows.numbers[j] + c), Vec::load(mean + c));
+      largest.see(x);
+      Vec::store(rows.numbers[j] + c, x);
     }
-    const Codes codes(Vec::largest_lane(largest));
-    for (int64_t j = 0; j < num_keys; ++j) {
-      for (int64_t c = 0; c < channels; c += Vec::kLanes) codes.store(centred(j, c), target + j * stride + c);
-    }
-    scale = codes.scale;
-  });
-  return scale;
+  }
+  return Codes(largest.value());
 }
 
 }  // namespace tilesieve::TILESIEVE_ISA

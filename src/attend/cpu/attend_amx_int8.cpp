@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Attention on AMX tiles with queries and keys in 8 bits, weights and values in bf16.
 //
-// What one core owns: a run of query rows, in strips of 32, with their outputs O in f32 and a reference m for each row's
-// weights p = 2^(s - m). Key blocks come in chunks of some 256 keys, prepared by quantising (cpu/amx_int8_block.h); for
-// each strip
+// What one core owns: a run of query rows, in strips of 32, with their outputs O in f32 and a reference m for each
+// row's weights p = 2^(s - m). Key blocks come in chunks of some 256 keys, prepared by quantising
+// (cpu/amx_int8_block.h); for each strip
 //   S [32][keys] = Q K^T in int32, one block at a time
 //   P = 2^(S * scale - m) in bf16, over the front of S, and the sums of p
 //   O += P V, whose tiles are loaded and stored once a chunk: the tile unit adds in place
@@ -44,12 +44,12 @@ int64_t columns_for(int64_t kv_block_size) {
 // The state of a run and the scratch of a strip. Rows are a line longer than they need, so that 16 of them do not meet
 // in one set of the L1.
 struct Run {
-  const uint8_t* q;   // [rows] Int8Row, q_stride bytes apart
-  int32_t* scores;    // [kStripRows][score_stride]; the weights, bf16, over the front of each row
-  float* o;           // [rows][o_stride]
-  float* m;           // [rows], log2 units
-  float* l;           // [rows][kLanes]
-  float* saved;       // [kStripRows][o_stride]
+  const uint8_t* q;  // [rows] Int8Row, q_stride bytes apart
+  int32_t* scores;   // [kStripRows][score_stride]; the weights, bf16, over the front of each row
+  float* o;          // [rows][o_stride]
+  float* m;          // [rows], log2 units
+  float* l;          // [rows][kLanes]
+  float* saved;      // [kStripRows][o_stride]
   int64_t q_stride, score_stride, o_stride, head_dim;
 
   static int64_t o_floats(int64_t head_dim) { return round_to_pairs(head_dim) + kTileSide; }
@@ -58,7 +58,8 @@ struct Run {
   static int64_t bytes(int64_t num_tiles, int64_t head_dim, int64_t kv_block_size) {
     const int64_t rows = num_tiles * kRowsPerTile;
     return (kStripRows * (score_ints(kv_block_size) + o_floats(head_dim)) +
-            rows * (o_floats(head_dim) + Vec::kLanes + 1)) * int64_t{sizeof(float)};
+            rows * (o_floats(head_dim) + Vec::kLanes + 1)) *
+           int64_t{sizeof(float)};
   }
 
   Run(const QOuterItem& item, int64_t num_rows, uint8_t* scratch) {
@@ -98,19 +99,12 @@ class Strip {
 
   void visit(const Chunk& chunk) {
     for (int i = 0; i < chunk.size; ++i) {
-      int64_t most = 0, least = INT32_MAX;
-      for (int r = 0; r < num_rows_; ++r) {
-        const int32_t limit = chunk.limits[i][item_.one_row ? 0 : (first_ + r) / item_.tensors.group_size];
-        limits_[r] = limit;
-        most = limit > most ? limit : most;
-        least = limit < least ? limit : least;
-      }
+      const auto [least, most] = take_limits(chunk.limits[i]);
       if (most == 0) continue;
       const AmxInt8Block& block = chunk.blocks[i];
       column_ = chunk.columns[i];
       keys_ = round_to_pairs(most);
       score(block.keys);
-      raise_references(block.scales);
       for (int r = 0; r < num_rows_; ++r) weigh(r, block.scales);
       // 0 times a NaN or an infinity would reach the rows that see nothing of the block: they are put back.
       const bool leaks = least == 0 && *block.plain_values == 0;
@@ -139,11 +133,36 @@ class Strip {
   int32_t* scores_of(int r) const { return run_.scores + r * run_.score_stride + column_; }
   float* output_of(int r) const { return run_.o + (first_ + r) * run_.o_stride; }
 
+  struct Range {
+    int32_t least, most;
+  };
+
+  // Keys of the block that each row sees.
+  TILESIEVE_INLINE Range take_limits(const int32_t* limits) {
+    if (item_.one_row) {
+      for (int r = 0; r < num_rows_; ++r) limits_[r] = limits[0];
+      return {limits[0], limits[0]};
+    }
+    const int64_t group = item_.tensors.group_size;
+    int64_t token = first_ / group, head = first_ % group;
+    Range range = {INT32_MAX, 0};
+    for (int r = 0; r < num_rows_; ++r) {
+      const int32_t limit = limits_[r] = limits[token];
+      range.least = limit < range.least ? limit : range.least;
+      range.most = limit > range.most ? limit : range.most;
+      if (++head < group) continue;
+      head = 0;
+      ++token;
+    }
+    return range;
+  }
+
   template <class Take>
   void for_each_unseeing(const Take& take) const {
     for (int r = 0; r < num_rows_; ++r) {
       if (limits_[r] != 0) continue;
-      for (int64_t c = 0; c < run_.o_stride; c += Vec::kLanes) take(output_of(r) + c, run_.saved + r * run_.o_stride + c);
+      for (int64_t c = 0; c < run_.o_stride; c += Vec::kLanes)
+        take(output_of(r) + c, run_.saved + r * run_.o_stride + c);
     }
   }
 
@@ -178,57 +197,73 @@ class Strip {
     order_stores_before_tiles();
   }
 
-  // take(16 scores, those of them that the row sees, their place, scale) for the whole of a row.
-  template <class Take>
-  TILESIEVE_INLINE void for_each_score(int r, const float* scales, const Take& take) const {
-    int32_t* row = scores_of(r);
-    const float q_scale = run_.tail(first_ + r).scale * item_.tensors.scale_log2;
-    for (int64_t j = 0; j < keys_; j += Vec::kLanes) {
-      const int64_t left = limits_[r] - j;
-      const __mmask16 seen = left >= Vec::kLanes ? 0xffff : left <= 0 ? 0 : static_cast<__mmask16>((1 << left) - 1);
-      take(_mm512_loadu_si512(row + j), seen, j, Vec::set1(q_scale * scales[j / kInt8KeyGroup]));
-    }
-  }
-
-  // Raises the references of rows with a score that exceeds them by more than kSlack.
-  TILESIEVE_INLINE void raise_references(const float* scales) {
-    for (int r = 0; r < num_rows_; ++r) {
-      Vec::Reg largest = Vec::set1(-__builtin_inff());
-      for_each_score(r, scales, [&](__m512i s, __mmask16 seen, int64_t, Vec::Reg scale) {
-        const Vec::Reg x = Vec::mul(_mm512_cvtepi32_ps(s), scale);
-        largest = _mm512_mask_max_ps(largest, seen, x, largest);  // a NaN is ignored
-      });
-      float& m = run_.m[first_ + r];
-      if (_mm512_cmp_ps_mask(largest, Vec::set1(m + kSlack), _CMP_GT_OQ) == 0) continue;
-      add_waiting();  // by the old reference
-      const float raised = _mm512_reduce_max_ps(largest);
-      const Vec::Reg kept = share_of(Vec::set1(m), Vec::set1(raised));
-      m = raised;
-      float* l = run_.l + (first_ + r) * Vec::kLanes;
-      Vec::store(l, Vec::mul(Vec::load(l), kept));
-      for (int64_t c = 0; c < run_.o_stride; c += Vec::kLanes) {
-        Vec::store(output_of(r) + c, Vec::mul(Vec::load(output_of(r) + c), kept));
-      }
-    }
+  // Those of 16 scores from j on that a row sees.
+  TILESIEVE_INLINE __mmask16 seen_from(int r, int64_t j) const {
+    const int64_t left = limits_[r] - j;
+    return left >= Vec::kLanes ? 0xffff : left <= 0 ? 0 : static_cast<__mmask16>((1 << left) - 1);
   }
 
   // Scores become weights; l takes them as they are before the rounding.
-  TILESIEVE_INLINE void weigh(int r, const float* scales) const {
-    const float m = run_.m[first_ + r];
+  TILESIEVE_INLINE void weigh(int r, const float* scales) {
+    const int32_t* row = scores_of(r);
+    const int64_t whole = limits_[r] / kInt8KeyGroup * kInt8KeyGroup;
+    const float row_scale = run_.tail(first_ + r).scale * item_.tensors.scale_log2;
+    const auto scale_at = [&](int64_t j) { return Vec::set1(row_scale * scales[j / kInt8KeyGroup]); };
+    const auto load = [&](int64_t j) { return _mm512_loadu_si512(row + j); };
+
+    Vec::Reg largest = Vec::set1(-__builtin_inff());  // NaN is ignored
+    for (int64_t j = 0; j < whole; j += kInt8KeyGroup) {
+      const __m512i most =
+          _mm512_max_epi32(_mm512_max_epi32(load(j), load(j + 16)), _mm512_max_epi32(load(j + 32), load(j + 48)));
+      largest = Vec::max_ignoring_nan(Vec::mul(_mm512_cvtepi32_ps(most), scale_at(j)), largest);
+    }
+    for (int64_t j = whole; j < limits_[r]; j += Vec::kLanes) {
+      const Vec::Reg x = Vec::mul(_mm512_cvtepi32_ps(load(j)), scale_at(j));
+      largest = _mm512_mask_max_ps(largest, seen_from(r, j), x, largest);
+    }
+    float& m = run_.m[first_ + r];
+    if (_mm512_cmp_ps_mask(largest, Vec::set1(m + kSlack), _CMP_GT_OQ) != 0) {
+      raise_reference(r, _mm512_reduce_max_ps(largest));
+    }
+
     const Vec::Reg shift = Vec::set1(m == -__builtin_inff() ? 0.0f : m);
-    float* l = run_.l + (first_ + r) * Vec::kLanes;
+    const auto weight = [&](int64_t j, Vec::Reg scale) {
+      return exp2_for_int8(_mm512_fmsub_ps(_mm512_cvtepi32_ps(load(j)), scale, shift));
+    };
     uint8_t* weights = reinterpret_cast<uint8_t*>(run_.scores + r * run_.score_stride) + 2 * column_;
-    Vec::Reg sum = Vec::load(l), even = Vec::zero();
-    for_each_score(r, scales, [&](__m512i s, __mmask16 seen, int64_t j, Vec::Reg scale) {
-      const Vec::Reg p = _mm512_maskz_mov_ps(seen, exp2_for_int8(_mm512_fmsub_ps(_mm512_cvtepi32_ps(s), scale, shift)));
-      sum = Vec::add(sum, p);
-      if (j / Vec::kLanes % 2 == 0) {
-        even = p;
-      } else {
-        _mm512_storeu_si512(weights + 2 * (j - Vec::kLanes), (__m512i)_mm512_cvtne2ps_pbh(p, even));
-      }
-    });
-    Vec::store(l, sum);
+    const auto store = [&](int64_t j, Vec::Reg p, Vec::Reg q) {
+      _mm512_storeu_si512(weights + 2 * j, (__m512i)_mm512_cvtne2ps_pbh(q, p));
+    };
+    float* l = run_.l + (first_ + r) * Vec::kLanes;
+    Vec::Reg sum = Vec::load(l), other = Vec::zero();
+    for (int64_t j = 0; j < whole; j += kInt8KeyGroup) {
+      const Vec::Reg scale = scale_at(j);
+      const Vec::Reg a = weight(j, scale), b = weight(j + 16, scale);
+      const Vec::Reg c = weight(j + 32, scale), d = weight(j + 48, scale);
+      store(j, a, b);
+      store(j + 32, c, d);
+      sum = Vec::add(sum, Vec::add(a, b));
+      other = Vec::add(other, Vec::add(c, d));
+    }
+    for (int64_t j = whole; j < keys_; j += kTilePairs) {
+      const Vec::Reg scale = scale_at(j);
+      const Vec::Reg a = _mm512_maskz_mov_ps(seen_from(r, j), weight(j, scale));
+      const Vec::Reg b = _mm512_maskz_mov_ps(seen_from(r, j + 16), weight(j + 16, scale));
+      store(j, a, b);
+      sum = Vec::add(sum, Vec::add(a, b));
+    }
+    Vec::store(l, Vec::add(sum, other));
+  }
+
+  [[gnu::noinline]] void raise_reference(int r, float m) {
+    add_waiting();  // by the old reference
+    const Vec::Reg kept = share_of(Vec::set1(run_.m[first_ + r]), Vec::set1(m));
+    run_.m[first_ + r] = m;
+    float* l = run_.l + (first_ + r) * Vec::kLanes;
+    Vec::store(l, Vec::mul(Vec::load(l), kept));
+    for (int64_t c = 0; c < run_.o_stride; c += Vec::kLanes) {
+      Vec::store(output_of(r) + c, Vec::mul(Vec::load(output_of(r) + c), kept));
+    }
   }
 
   // O += P V for the blocks that wait.

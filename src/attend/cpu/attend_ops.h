@@ -90,8 +90,8 @@ struct AttendOps {
   void (*store_row)(DType dtype, const float* row, int64_t count, uint8_t* target);
 };
 
-// The kernels of a set that is available; of Arithmetic::int8, in which q_outer_tiles alone exists, where such are asked
-// for.
+// The kernels of a set that is available; of Arithmetic::int8, in which q_outer_tiles alone exists, where such are
+// asked for.
 const AttendOps& attend_ops(Isa isa, Arithmetic arithmetic = Arithmetic::storage);
 
 }  // namespace tilesieve
