@@ -306,7 +306,7 @@ TEST(Int8, RowsHaveTheCodesThatTheHeaderSays) {
   for (int64_t d = 0; d < 40; ++d) c.q.at(3, 2, d) = 0.0f;
   for (Isa isa : isas_for(c.problem)) {
     SCOPED_TRACE(name_of(isa));
-    const Int8Operands made = quantize_int8(c.problem, c.q.view(), c.k.view(), c.v.view(), {}, {2, isa});
+    const Int8Operands made = quantize_int8(c.problem, {c.q.view(), c.k.view(), c.v.view()}, 0, 2, {2, isa});
     EXPECT_EQ(made.isa, isa);
     EXPECT_EQ(made.problem, c.problem);
     for (int64_t t = 0; t < 29; ++t) {
@@ -496,7 +496,7 @@ TEST(Int8, TinyAndHugeNumbers) {
 class Int8Refusals : public ::testing::Test {
  protected:
   Int8Operands operands(const Problem& problem, Isa isa = Isa::best) const {
-    return quantize_int8(problem, c_.q.view(), c_.k.view(), c_.v.view(), {}, {1, isa});
+    return quantize_int8(problem, {c_.q.view(), c_.k.view(), c_.v.view()}, 0, problem.num_kv_heads, {1, isa});
   }
   void attend(const Problem& problem, const Int8Operands* given, Isa isa = Isa::best) const {
     AttentionOptions options;
