@@ -70,8 +70,8 @@ struct Codes {
 };
 
 // rows = up to kInt8KeyGroup keys less their mean; gives what makes codes of them.
-inline Codes load_keys(const StoredKeys& k, const uint8_t* first, int64_t num_keys, int64_t head_dim,
-                       const float* mean, WideRows<kInt8KeyGroup>& rows) {
+inline Codes load_keys(const StoredKeys& k, const uint8_t* first, int64_t num_keys, int64_t head_dim, const float* mean,
+                       WideRows<kInt8KeyGroup>& rows) {
   Largest largest;
   for (int64_t j = 0; j < num_keys; ++j) {
     rows.load(j, k.dtype, first + j * k.key_stride, head_dim);
