@@ -49,10 +49,11 @@ PAIRS: dict[str, Clip] = {
 }
 
 
-def write(path: Path, clip: Clip, pixels: str = "yuv444p", codec: str = "ffv1", rate: int = 25) -> Path:
+def write(path: Path, clip: Clip, pixels: str = "yuv444p", codec: str = "ffv1", color_range: int = 0) -> Path:
     """A file whose frames are the clip's luma, or RGB, without loss where the codec has none."""
     with av.open(str(path), "w") as container:
-        stream = container.add_stream(codec, rate=rate)
+        stream = container.add_stream(codec, rate=25)
+        stream.codec_context.color_range = color_range
         stream.height, stream.width, stream.pix_fmt = clip.shape[1], clip.shape[2], pixels
         for picture in clip:
             if picture.ndim == 3:
@@ -60,6 +61,7 @@ def write(path: Path, clip: Clip, pixels: str = "yuv444p", codec: str = "ffv1", 
             else:
                 planes = np.stack([picture, np.full_like(picture, 128), np.full_like(picture, 128)])
                 frame = av.VideoFrame.from_ndarray(planes, format="yuv444p")
+                frame.color_range = color_range
             container.mux(stream.encode(frame))
         container.mux(stream.encode(None))
     return path
@@ -172,12 +174,32 @@ def test_ssim_and_psnr_are_those_of_ffmpeg(pair: str, tmp_path: Path) -> None:
         assert mean and measure.mean == pytest.approx(float(mean[1]), abs=digits)
 
 
-def test_files_of_rgb_become_luma_of_video_range(tmp_path: Path) -> None:
-    rgb = np.repeat(REFERENCE[..., None], 3, axis=3)
+def video_range(luma: Clip) -> Clip:
+    """Luma from 0 to 255 in the numbers of video, 16 to 235."""
+    return np.rint(16 + luma * (219 / 255)).astype(np.uint8)
+
+
+@pytest.mark.parametrize(("pixels", "color_range", "make"), [
+    ("yuv422p", 0, lambda luma: luma),
+    ("yuv420p10le", 0, lambda luma: luma),
+    ("gray", 0, lambda luma: luma),
+    ("yuv444p", 2, video_range),  # the whole range of 8 bits
+])
+def test_luma_of_files_however_it_is_stored(pixels: str, color_range: int, make: Callable[[Clip], Clip],
+                                            tmp_path: Path) -> None:
+    stored = write(tmp_path / "a.mkv", REFERENCE, pixels=pixels, color_range=color_range)
+    got = tilesieve.quality(stored, write(tmp_path / "b.mkv", make(REFERENCE)))
+    assert got.psnr.mean > 48.1 if color_range else got.psnr.mean == math.inf  # 48.1 dB: every pixel off by 1
+
+
+@pytest.mark.parametrize(("luma", "weights"), [("bt709", (0.2126, 0.7152, 0.0722)), ("bt601", (0.299, 0.587, 0.114))])
+def test_files_of_rgb_become_luma_of_video_range(luma: Any, weights: tuple[float, ...], tmp_path: Path) -> None:
+    rgb = np.stack([REFERENCE, REFERENCE[:, ::-1], REFERENCE[:, :, ::-1]], axis=3)
+    reference = write(tmp_path / "luma.mkv", video_range(rgb @ np.array(weights)))
     written = write(tmp_path / "rgb.mkv", rgb, pixels="bgr0")
-    luma = write(tmp_path / "luma.mkv", np.rint(16 + REFERENCE * (219 / 255)).astype(np.uint8))
-    got = tilesieve.quality(written, luma)
-    assert got.psnr.mean > 50 and "16 to 235" in got.luma  # off by rounding at the most
+    got, other = (tilesieve.quality(written, reference, luma=name).psnr.mean
+                  for name in (luma, "bt601" if luma == "bt709" else "bt709"))
+    assert got > 48.1 > other  # likewise
 
 
 def test_clips_of_one_frame_and_of_odd_sizes(tmp_path: Path) -> None:

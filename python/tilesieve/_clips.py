@@ -20,6 +20,7 @@ LumaCoefficients = Literal["bt709", "bt601"]
 Luma = npt.NDArray[np.float64]  # [height, width], 0 to 255
 
 COEFFICIENTS = {"bt709": (0.2126, 0.7152, 0.0722), "bt601": (0.299, 0.587, 0.114)}
+FULL_RANGE = 2  # PyAV's ColorRange.JPEG
 SHAPES = "[frames, height, width] or [frames, height, width, 3]"
 
 
@@ -121,7 +122,7 @@ def _end_of(stream: Any) -> float | None:
 
 def _luma_of_frame(frame: Any, luma: LumaCoefficients) -> Luma:
     """The plane Y, which swscale makes of what is stored otherwise."""
-    if frame.format.name not in ("yuv420p", "yuv422p", "yuv444p", "nv12"):
+    if frame.format.name not in ("yuv420p", "yuv422p", "yuv444p", "nv12") or frame.color_range == FULL_RANGE:
         colorspace = "ITU709" if luma == "bt709" else "ITU601"
         frame = frame.reformat(format="yuv444p", dst_colorspace=colorspace if frame.format.is_rgb else None,
                                dst_color_range="MPEG")
