@@ -33,7 +33,7 @@ SECTIONS = {
                  "roofline_devices", "measure_roofline_device"],
 }
 # Described in the text of the page.
-ELSEWHERE = {"Array", "DType", "Error", "Isa", "Layout", "LoopOrder", "Router", "VideoRouter", "__version__"}
+ELSEWHERE = {"Arithmetic", "Array", "DType", "Error", "Isa", "Layout", "LoopOrder", "Router", "VideoRouter", "__version__"}
 
 Definition = ast.FunctionDef | ast.ClassDef
 

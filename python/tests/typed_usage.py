@@ -38,6 +38,9 @@ def attending(q: Floats, k: Floats, v: Floats, ids: npt.NDArray[np.int32]) -> No
     assert_type(tilesieve.workspace_bytes(q, k, v, index_q=q, index_k=k, dense_up_to=0), int)
     assert_type(tilesieve.workspace_bytes(q, k, v, router="qk_max"), int)
     assert_type(tilesieve.sparse_prefill(q, k, v, dense_up_to=0, tile_tokens=2), Floats)
+    assert_type(tilesieve.attend(q, k, v, arithmetic="int8"), Floats)
+    assert_type(tilesieve.plan(q, k, ids, arithmetic="int8").problem.arithmetic, tilesieve.Arithmetic)
+    tilesieve.attend(q, k, v, arithmetic="fp4")  # type: ignore[call-overload]
     tilesieve.attend(q, k, v, dense_up_to=0)  # type: ignore[call-overload]
     tilesieve.attend(q, k, v, router="qk_max")  # type: ignore[call-overload]
     tilesieve.attend(q, k, v, loop_order="inside")  # type: ignore[call-overload]
@@ -96,4 +99,6 @@ def video(q: Floats, k: Floats, v: Floats, tensor: Tensor, router: tilesieve.Vid
     assert_type(tilesieve.DensePolicy(layers=[7]).is_dense(1, 2), bool)
     tilesieve.video_attention(q, k, v)  # type: ignore[call-overload]
     tilesieve.video_attention(q, k, v, segments=segments, router="index")  # type: ignore[call-overload]
+    assert_type(tilesieve.video_attention(q, k, v, segments=segments, arithmetic="int8"), Floats)
+    tilesieve.route_video(q, k, segments=segments, arithmetic="int8")  # type: ignore[call-overload]
     tilesieve.route_video(q, k, segments=segments, layout="4x4x4")  # type: ignore[call-overload]

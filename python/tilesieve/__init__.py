@@ -18,7 +18,7 @@ from ._core import Error
 from ._files import TensorFile, read_tensors, write_npy, write_safetensors
 from ._layout import Layout, LayoutTable, box_menu, box_order, gather_tokens, h3_segments, scatter_tokens
 from ._mass import Difference, Mass, compare, mass
-from ._options import Isa, LoopOrder, Router, VideoRouter
+from ._options import Arithmetic, Isa, LoopOrder, Router, VideoRouter
 from ._problem import DType, Kernel, Problem, available_isas, kernels
 from ._roofline import (
     Roofline,
@@ -53,6 +53,7 @@ from ._video import (
 )
 
 __all__ = [
+    "Arithmetic",
     "Array",
     "DType",
     "DensePolicy",
