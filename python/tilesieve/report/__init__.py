@@ -8,7 +8,7 @@
     report.write_report("report.html", title="My model", summary=[report.Text("...")],
                         sections=[report.Section("Routes", [picture])])
 
-Pictures are drawn with Matplotlib: pip install 'tilesieve[report]'. `examples/denoise_clip.py` writes a whole one.
+Pictures are drawn with Matplotlib: pip install 'tilesieve[video]'. `examples/denoise_clip.py` writes a whole one.
 """
 
 from .charts import Curve, MassMap, draw_curves, draw_frames, draw_mass_map, draw_route, mark_frame, shown_frames

@@ -32,7 +32,7 @@ def new_figure(width: float, height: float) -> Any:
         from matplotlib.figure import Figure
     except ImportError as error:
         raise ImportError(f"the report draws with Matplotlib, which is missing ({error.name}): "
-                          "pip install 'tilesieve[report]'") from None
+                          "pip install 'tilesieve[video]'") from None
     return Figure(figsize=(width, height), dpi=110, layout="constrained")
 
 
