@@ -20,7 +20,7 @@ Values = npt.NDArray[np.float64]
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 MARKS = ("o", "s", "^", "D", "v", "P", "X")
 SOURCE_COLOUR, READ_COLOUR = (230, 159, 0), (0, 114, 178)
-DIMMED = 0.28  # of the brightness of tokens that are not read
+DIMMED = 0.35  # of the brightness of tokens that are not read
 FRAMES_SHOWN = 6
 TOKEN_PIXELS = 10  # a token's side in a picture, at the least: room for its outline
 CELLS_WITH_NUMBERS = 240
@@ -159,10 +159,17 @@ def draw_mass_map(mass_map: MassMap, row_label: str, column_label: str) -> bytes
         if values.size <= CELLS_WITH_NUMBERS:
             for (row, column), value in np.ndenumerate(values):
                 axis.text(column, row, f"{value:.2f}", ha="center", va="center", fontsize=8,
-                          color="black" if value > 0.55 else "white")
+                          color=_readable_on(image.cmap(image.norm(value))))
     panels[0].set_ylabel(row_label)
     figure.colorbar(image, ax=panels, label="share of the softmax, 0 to 1")
     return as_png(figure)
+
+
+def _readable_on(colour: Sequence[float]) -> str:
+    """Black or white, whichever has the greater contrast on an RGB colour, as WCAG counts it."""
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in colour[:3]]
+    luminance = 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+    return "black" if (luminance + 0.05) / 0.05 > 1.05 / (luminance + 0.05) else "white"
 
 
 # ---- curves ----------------------------------------------------------------------------------------------------------

@@ -24,7 +24,7 @@ figure { margin: 1.25rem 0; } figure img { max-width: 100%; height: auto; border
 figcaption { font-size: .95rem; margin-bottom: .4rem; }
 .wide { overflow-x: auto; margin: 1rem 0; }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: .93rem; }
-caption { text-align: left; font-weight: 600; padding: .3rem 0; }
+caption { text-align: left; font-weight: 600; padding: .3rem 0; white-space: nowrap; }
 th, td { border-bottom: 1px solid #ccc; padding: .25rem .8rem .25rem 0; text-align: right; vertical-align: top; }
 th:first-child, td:first-child, .text { text-align: left; }
 thead th { border-bottom: 2px solid var(--line); }
