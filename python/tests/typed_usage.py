@@ -75,6 +75,13 @@ def reading() -> None:
     assert_type(file.metadata, dict[str, str])
 
 
+def rendering(clip: npt.NDArray[np.uint8]) -> None:
+    assert_type(tilesieve.quality(clip, "dense.mp4", luma="bt601"), tilesieve.Quality)
+    assert_type(tilesieve.quality(clip, clip).measures, dict[str, tilesieve.QualityMeasure])
+    assert_type(tilesieve.quality(clip, clip).ssim.mean, float)
+    tilesieve.quality(clip, clip, luma="bt2020")  # type: ignore[arg-type]
+
+
 def video(q: Floats, k: Floats, v: Floats, tensor: Tensor, router: tilesieve.VideoRouter, return_lse: bool) -> None:
     segments = tilesieve.h3_segments(frames=243)
     assert_type(segments, str)

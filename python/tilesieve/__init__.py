@@ -20,6 +20,7 @@ from ._layout import Layout, LayoutTable, box_menu, box_order, gather_tokens, h3
 from ._mass import Difference, Mass, compare, mass
 from ._options import Arithmetic, Isa, LoopOrder, Router, VideoRouter
 from ._problem import DType, Kernel, Problem, available_isas, kernels
+from ._quality import Quality, QualityMeasure, quality
 from ._roofline import (
     Roofline,
     RooflineCrossover,
@@ -67,6 +68,8 @@ __all__ = [
     "Mass",
     "Plan",
     "Problem",
+    "Quality",
+    "QualityMeasure",
     "Roofline",
     "RooflineCrossover",
     "RooflineDevice",
@@ -94,6 +97,7 @@ __all__ = [
     "mass",
     "measure_roofline_device",
     "plan",
+    "quality",
     "read_tensors",
     "read_veda_predictor",
     "roofline",

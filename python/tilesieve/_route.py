@@ -11,7 +11,7 @@ import numpy.typing as npt
 from . import _core
 from ._arrays import A, Array, in_library_of, on_cuda
 from ._attend import attend, refuse_cuda_arguments
-from ._options import Isa, Lengths, LoopOrder, Prefilling, Router, Routing, Scale, Scoring
+from ._options import Arithmetic, Isa, Lengths, LoopOrder, Prefilling, Router, Routing, Scale, Scoring
 from ._prefill import Choice, attend_on_cuda, route_on_cuda
 from ._progress import progress_bar
 
