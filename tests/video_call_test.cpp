@@ -235,28 +235,18 @@ TEST(MeasureLayouts, HeadsAtATimeDoNotChangeARandomRoute) {
   EXPECT_EQ(one[0][0].recall, four[0][0].recall);
 }
 
-// Real latents of a video: queries and keys are the tokens themselves.
-class Latents : public RealTensors {};
-
-// Tokens are patches of 1 x 2 x 2 latent numbers of all channels, in raster order; at(channel, frame, row, column).
-template <class At>
-Case latent_case(const Grid& grid, int64_t num_channels, double scale, const At& at) {
-  Problem problem = Problem::parse("hq=1 hkv=1 d=64 q=1 qblock=128 block=64 causal=0 segments=video:1");
+// Queries and keys are the tokens themselves.
+Case latent_case(const Latents& latents) {
+  Problem problem = Problem::parse("hq=1 hkv=1 d=64 q=1 qblock=128 block=64 causal=0 scale=0.05 segments=video:1");
+  const Grid& grid = latents.grid;
   problem.segments = {{SegmentKind::video, grid.num_tokens(), grid}};
   problem.q_lens = problem.kv_lens = {grid.num_tokens()};
-  problem.head_dim = num_channels * 4;
-  problem.softmax_scale = scale;
+  problem.head_dim = latents.dim();
   Case c;
   c.problem = problem;
   c.q = GuardedTensor({grid.num_tokens(), 1, problem.head_dim}, Layout::packed, DType::f32);
-  for (int64_t f = 0; f < grid.t; ++f) {
-    for (int64_t y = 0; y < grid.h; ++y) {
-      for (int64_t x = 0; x < grid.w; ++x) {
-        for (int64_t d = 0; d < problem.head_dim; ++d) {
-          c.q.at((f * grid.h + y) * grid.w + x, 0, d) = at(d / 4, f, 2 * y + d / 2 % 2, 2 * x + d % 2);
-        }
-      }
-    }
+  for (int64_t t = 0; t < grid.num_tokens(); ++t) {
+    for (int64_t d = 0; d < problem.head_dim; ++d) c.q.at(t, 0, d) = latents.number(t, d);
   }
   return c;
 }
@@ -279,25 +269,14 @@ void expect_sane_masses(const Case& c, const Box& box) {
   EXPECT_GT(mass[1][1].mass[0], mass[0][1].mass[0]);
 }
 
-TEST_F(Latents, OfWanKeepMoreInLongBoxesThanInRaster) {
-  const std::string bytes = bytes_of_file(folder_ / "latents" / "wan_latents_16x16x40x64.bf16");
-  ASSERT_EQ(bytes.size(), size_t{16} * 16 * 40 * 64 * 2);
-  const auto at = [&](int64_t channel, int64_t frame, int64_t row, int64_t column) {
-    const size_t place = static_cast<size_t>((((channel * 16 + frame) * 40 + row) * 64 + column) * 2);
-    const auto byte = [&](size_t i) { return static_cast<uint32_t>(static_cast<uint8_t>(bytes[place + i])); };
-    return std::bit_cast<float>(byte(1) << 24 | byte(0) << 16);
-  };
-  expect_sane_masses(latent_case({16, 20, 32}, 16, 0.05, at), {16, 2, 2});
+class VideoLatents : public RealTensors {};
+
+TEST_F(VideoLatents, OfWanKeepMoreInLongBoxesThanInRaster) {
+  expect_sane_masses(latent_case(wan_latents(folder_)), {16, 2, 2});
 }
 
-TEST_F(Latents, OfFlowerKeepMoreInBoxesThanInRaster) {
-  const std::string bytes = bytes_of_file(folder_ / "latents" / "flower_taef2_latents_124x32x24x42.i8");
-  ASSERT_EQ(bytes.size(), size_t{124} * 32 * 24 * 42);
-  const auto at = [&](int64_t channel, int64_t frame, int64_t row, int64_t column) {
-    const size_t place = static_cast<size_t>(((frame * 32 + channel) * 24 + row) * 42 + column);
-    return static_cast<float>(static_cast<int8_t>(bytes[place])) / 32;
-  };
-  expect_sane_masses(latent_case({124, 12, 21}, 32, 0.05, at), {4, 4, 4});
+TEST_F(VideoLatents, OfFlowerKeepMoreInBoxesThanInRaster) {
+  expect_sane_masses(latent_case(flower_latents(folder_)), {4, 4, 4});
 }
 
 }  // namespace

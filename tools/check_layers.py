@@ -37,6 +37,7 @@ HEADERS["veda_tiling"] = _SIZES | {"layout"}
 HEADERS["veda_route"] = _SIZES
 HEADERS["veda_predictor"] = _SIZES | {"io", "layout", "veda_route"}
 HEADERS["video"] = set(HEADERS) - {"io", "veda_predictor"}
+HEADERS["sage"] = _SIZES | {"route", "plan", "attend"}
 HEADERS["index_sm90"] = _SIZES | {"route"}
 HEADERS["sparse_prefill_sm90"] = _SIZES | {"route", "plan"}
 HEADERS["tilesieve"] = set(HEADERS)  # the umbrella
@@ -52,8 +53,8 @@ FOLDERS: dict[str, tuple[set[str], set[str]]] = {
     "layout": (_BELOW, {"layout", "veda_tiling"}),
     "route": (_BELOW, {"route", "video_route", "veda_route"}),
     "plan": (_BELOW, {"plan"}),
-    "quant": (_BELOW, {"quant"}),
-    "attend": (_BELOW, {"attend"}),
+    "quant": (_BELOW, {"sage"}),
+    "attend": (_BELOW, {"attend", "sage"}),
     "combine": (_BELOW, {"combine"}),
     "metrics": (_BELOW, {"metrics", "roofline", "video_mass"}),
     "io": (_BELOW, {"io", "veda_predictor"}),

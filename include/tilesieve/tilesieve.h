@@ -16,6 +16,7 @@
 #include "tilesieve/quant.h"
 #include "tilesieve/roofline.h"
 #include "tilesieve/route.h"
+#include "tilesieve/sage.h"
 #include "tilesieve/sequence.h"
 #include "tilesieve/sparse_prefill_sm90.h"
 #include "tilesieve/tensor.h"

@@ -15,7 +15,7 @@ Arithmetic = Literal["storage", "int8"]
 LoopOrder = Literal["auto", "q_outer", "kv_outer"]
 Router = Literal["index", "qk_max", "mean_pool", "oracle", "random"]
 VideoRouter = Literal["mean_pool", "oracle", "random"]
-Isa = Literal["best", "portable", "avx2", "avx512", "avx512_bf16", "amx"]
+Isa = Literal["best", "portable", "avx2", "avx512", "avx512_vnni", "avx512_bf16", "amx"]
 Lengths = Array | Sequence[int]
 Scale = Array | float
 

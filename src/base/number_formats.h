@@ -52,4 +52,17 @@ TILESIEVE_CONVERT uint16_t f16_from_f32(float x) {
   return static_cast<uint16_t>(sign | ((rounded - 0x38000000u) >> 13));
 }
 
+// Saturates, infinities too; a NaN is 0x7f, whatever its sign.
+TILESIEVE_CONVERT uint8_t e4m3_from_f32(float x) {
+  const uint32_t bits = bits_of_f32(x);
+  const uint32_t sign = (bits >> 24) & 0x80u, magnitude = bits & 0x7fffffffu;
+  if (magnitude > 0x7f800000u) return 0x7f;
+  if (magnitude < 0x3c800000u) {  // below 2^-6: subnormal, by a sum whose last place is 2^-9
+    const float sum = f32_of_bits(magnitude) + 0x1p14f;
+    return static_cast<uint8_t>(sign | (bits_of_f32(sum) - bits_of_f32(0x1p14f)));
+  }
+  const uint32_t rounded = (magnitude + 0x7ffffu + ((magnitude >> 20) & 1u) - 0x3c000000u) >> 20;
+  return static_cast<uint8_t>(sign | (rounded < 0x7eu ? rounded : 0x7eu));
+}
+
 }  // namespace tilesieve
