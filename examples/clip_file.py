@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+import re
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -83,15 +84,27 @@ def _count_frames(path: Path, span: int) -> tuple[int, int, int]:
             if not container.streams.video:
                 raise ClipError(f"{path}: holds no video")
             stream = container.streams.video[0]
-            declared, width, height = stream.frames, stream.width, stream.height
+            declared, width, height = _declared_frames(stream), stream.width, stream.height
     except av.error.FFmpegError as error:
-        raise ClipError(f"{path}: cannot be read as a video: {error.strerror}") from None
+        raise ClipError(f"{path}: is no video, or cut short: {error.strerror}") from None
     num_frames = sum(1 for _ in _decoded(path, span, "counting frames"))
     if num_frames == 0:
         raise ClipError(f"{path}: holds no frame that can be decoded")
     if num_frames < min(span, declared):
         raise ClipError(f"{path}: ends after {num_frames} of the {declared} frames that it declares: cut short?")
     return num_frames, width, height
+
+
+def _declared_frames(stream: Any) -> int:
+    """Frames that the file says it has, by their number or their time; 0 where it says neither."""
+    if stream.frames or not stream.average_rate:
+        return int(stream.frames)
+    seconds = 0.0
+    if tag := re.fullmatch(r"(\d+):(\d+):([\d.]+)", stream.metadata.get("DURATION", "")):  # Matroska's
+        seconds = 3600 * int(tag[1]) + 60 * int(tag[2]) + float(tag[3])
+    elif stream.duration is not None:
+        seconds = float(stream.duration * stream.time_base)
+    return max(0, int(seconds * float(stream.average_rate)) - 1)  # times are rounded
 
 
 def _decoded(path: Path, most: int, what: str) -> Any:
