@@ -109,24 +109,22 @@ def prepare(name: str, clip: ScaledClip, num_threads: int | None) -> Study:
 def search_layouts(study: Study) -> None:
     """The best box of each head, by mass on this very clip."""
     import tilesieve
-    from nlm_attention import SOFTMAX_SCALE
 
     study.table, study.search = tilesieve.layout_search(
-        [(0, study.q, study.k)], segments=study.segments, budget=ARTICLE_BUDGET, softmax_scale=SOFTMAX_SCALE,
+        [(0, study.q, study.k)], segments=study.segments, budget=ARTICLE_BUDGET,
         num_threads=study.num_threads, progress=sys.stderr.isatty())
 
 
 def masses(study: Study) -> dict[tuple[str, float], tilesieve.VideoMass]:
     """By route and budget, of routes that leave something out."""
     import tilesieve
-    from nlm_attention import SOFTMAX_SCALE
 
     found = {}
     for route in ("raster", "3D"):
         layout = study.layout(route)
         for mass in tilesieve.video_mass(study.q, study.k, segments=study.segments, layouts=[layout.pop("layout")],
-                                         budgets=BUDGETS, num_sampled=MASS_BLOCKS, softmax_scale=SOFTMAX_SCALE,
-                                         num_threads=study.num_threads, **layout):
+                                         budgets=BUDGETS, num_sampled=MASS_BLOCKS, num_threads=study.num_threads,
+                                         **layout):
             found[route, mass.budget] = mass
     return found
 
@@ -135,12 +133,11 @@ def denoise(study: Study, route: str, budget: float, arithmetic: str) -> tuple[l
     """The denoised frames of each bandwidth, 0 to 1, and the seconds that attention took."""
     import numpy as np
     import tilesieve
-    from nlm_attention import SOFTMAX_SCALE, to_frames
+    from nlm_attention import to_frames
 
     started = time.perf_counter()
     out = tilesieve.video_attention(study.q, study.k, study.v, segments=study.segments, budget=budget,
-                                    softmax_scale=SOFTMAX_SCALE, arithmetic=arithmetic,
-                                    num_threads=study.num_threads, **study.layout(route))
+                                    arithmetic=arithmetic, num_threads=study.num_threads, **study.layout(route))
     seconds = time.perf_counter() - started
     pixels = PATCH * PATCH * 3
     return [np.clip(to_frames(out[:, head, :pixels], study.clip.grid, PATCH), 0, 1)
@@ -250,6 +247,15 @@ def print_study(study: Study) -> None:
         print(line)
 
 
+def write_capture(study: Study, path: Path) -> None:
+    """q and k as a captured call of a video model lies in a file, for `tilesieve sweep` and its like."""
+    import tilesieve
+
+    tilesieve.write_safetensors(path, {"block.0.step.1.q": study.q, "block.0.step.1.k": study.k},
+                                metadata={"segments": study.segments})
+    say(f"wrote {path} ({path.stat().st_size / 1e6:.0f} MB)")
+
+
 def write_json(study: Study, path: Path) -> None:
     content = {"settings": dict(settings(study)), "noisy_psnr": noisy_psnr(study), "layout_search": study.search,
                "bandwidths": study.bandwidths, "runs": [vars(run) for run in study.runs],
@@ -271,6 +277,8 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("file", type=Path, nargs="?", metavar="FILE", help="a video (default: Big Buck Bunny)")
     parser.add_argument("-o", "--output", type=Path, default=DEFAULT_OUTPUT, metavar="FILE",
                         help=f"the report; pictures and numbers lie beside it (default: {DEFAULT_OUTPUT})")
+    parser.add_argument("--capture", type=Path, metavar="FILE",
+                        help="write q and k, too, as `tilesieve layout-search` and `tilesieve sweep` read them")
     parser.add_argument("--tokens", type=int, default=LEAST_TOKENS, metavar="N",
                         help=f"as many at the least, from 200 on (default: {LEAST_TOKENS:,})")
     parser.add_argument("--query", type=int, nargs=3, metavar=("FRAME", "ROW", "COLUMN"),
@@ -296,6 +304,8 @@ def run(options: argparse.Namespace) -> None:
     token = query_token(clip.grid, options.query)
     study = prepare(path.name if options.file else f"{path.name} ({CREDIT})", clip, options.threads)
     say(f"{path.name}: {study.q.shape[0]:,} tokens, {study.q.shape[1]} heads of {study.q.shape[2]} channels")
+    if options.capture is not None:
+        write_capture(study, options.capture)
     say("searching layouts ...")
     search_layouts(study)
     say("measuring mass, then denoising ...")

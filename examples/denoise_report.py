@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 import denoise_clip as demo
 import numpy as np
 import numpy.typing as npt
-from nlm_attention import SOFTMAX_SCALE
 
 import tilesieve
 from tilesieve import report
@@ -55,7 +54,7 @@ def route_views(study: Study, token: tuple[int, int, int], head: int) -> list[re
     for route, box in (("raster", "raster"), ("3D", study.table.boxes(0)[head])):
         q, k = (tilesieve.gather_tokens(x, segments=study.segments, **study.layout(route)) for x in (study.q, study.k))
         ids = tilesieve.route_video(q, k, segments=study.segments, budget=demo.ARTICLE_BUDGET,
-                                    softmax_scale=SOFTMAX_SCALE, num_threads=study.num_threads)
+                                    num_threads=study.num_threads)
         name = "raster order" if route == "raster" else f"3D, boxes of {box}"
         views.append(report.view_route(name, ids[head], segments=study.segments,
                                        order=tilesieve.box_order(study.clip.grid, box), token=token))

@@ -3,7 +3,8 @@
 
 |a-b|^2 = |a|^2 - 2 a.b + |b|^2, and |a|^2 is the same for all keys of a query, so the weights are the softmax of
 (2 a.b - |b|^2) / h^2: a key is the patch b with -|b|^2 / 2 in an extra channel against a 1 in the query, the scale
-2 / h^2, a value the pixels of the patch. Heads differ by their h; one call has one scale, so 1 / h^2 stands in q.
+2 / h^2, a value the pixels of the patch. Heads differ by their h, and a call has one scale, 1 / sqrt(head_dim) where
+nothing else is said: q is multiplied by 2 sqrt(head_dim) / h^2, so that this one does.
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ import numpy.typing as npt
 
 Float32 = npt.NDArray[np.float32]
 
-SOFTMAX_SCALE = 2.0
 # The extra number is larger than a pixel by far, and INT8 gives a block one scale for all channels: it is spread over
 # the channels that fill up head_dim, against this in q, about the size of a centred pixel.
 EXTRA_IN_Q = 0.5
@@ -44,8 +44,9 @@ def nlm_inputs(patches: Float32, bandwidths: Sequence[float]) -> tuple[Float32, 
     centred = patches - patches.mean(axis=0)  # distances stay, numbers get small
     extra = -(centred.astype(np.float64) ** 2).sum(axis=1) / 2 / EXTRA_IN_Q / (head_dim - pixels)
     for head, bandwidth in enumerate(bandwidths):
-        q[:, head, :pixels] = centred / bandwidth**2
-        q[:, head, pixels:] = EXTRA_IN_Q / bandwidth**2
+        scale = 2 * head_dim**0.5 / bandwidth**2
+        q[:, head, :pixels] = scale * centred
+        q[:, head, pixels:] = scale * EXTRA_IN_Q
         k[:, head, :pixels] = centred
         k[:, head, pixels:] = extra[:, None]
         v[:, head, :pixels] = patches
