@@ -53,7 +53,7 @@ FOLDERS: dict[str, tuple[set[str], set[str]]] = {
     "layout": (_BELOW, {"layout", "veda_tiling"}),
     "route": (_BELOW, {"route", "video_route", "veda_route"}),
     "plan": (_BELOW, {"plan"}),
-    "quant": (_BELOW, {"sage"}),
+    "quant": (_BELOW, {"quant", "sage"}),
     "attend": (_BELOW, {"attend", "sage"}),
     "combine": (_BELOW, {"combine"}),
     "metrics": (_BELOW, {"metrics", "roofline", "video_mass"}),
