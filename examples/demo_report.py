@@ -32,7 +32,8 @@ def curves_of_layer(masses: Masses, layer: int, routers: Sequence[str], budgets:
         return [one_row(masses, layer, router, top_k)[name] for top_k in budgets]
 
     chosen = [router for router in routers if router not in ("oracle", "random")]
-    curves = [Curve(name=router, x=budgets, y=line(router, "mass"), colour=place) for place, router in enumerate(chosen)]
+    curves = [Curve(name=router, x=budgets, y=line(router, "mass"), colour=place)
+              for place, router in enumerate(chosen)]
     return [Curve(name="ceiling", x=budgets, y=line(routers[0], "ceiling"), colour=6, style="dashed"), *curves,
             Curve(name="floor", x=budgets, y=line(routers[0], "floor"), colour=6, style="dotted")]
 
@@ -43,10 +44,10 @@ def write_demo_report(path: Path, capture: str, block: int, top_k: int, shown: i
     routers = list(dict.fromkeys(row["router"] for row in masses[shown]))
     budgets = sorted({row["top_k"] for row in masses[shown]})
     best = [router for router in routers if router not in ("oracle", "random")]
-    summary = [Text(f"{capture}: queries and keys of a language model as it ran over a text; every query reads at most so "
-                    f"many blocks of {block} keys.")]
-    summary += [Text(f"Layer {shown} at {top_k} blocks: {router} keeps {row['mass']:.3f} of the attention; a random choice "
-                     f"{row['floor']:.3f}, the best possible {row['ceiling']:.3f}.", verdict=True)
+    summary = [Text(f"{capture}: queries and keys of a language model as it ran over a text. The budget is the number "
+                    f"of blocks of {block} keys that a query reads.")]
+    summary += [Text(f"Layer {shown} at {top_k} blocks: {router} keeps {row['mass']:.3f} of the attention; a random "
+                     f"choice {row['floor']:.3f}, the best possible {row['ceiling']:.3f}.", verdict=True)
                 for router in best for row in [one_row(masses, shown, router, top_k)]]
     curves = curves_of_layer(masses, shown, routers, budgets)
     spoken = "; ".join(f"{curve.name}: " + ", ".join(f"{y:.3f}" for y in curve.y) for curve in curves)

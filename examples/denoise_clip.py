@@ -124,7 +124,7 @@ def masses(study: Study) -> dict[tuple[str, float], tilesieve.VideoMass]:
         layout = study.layout(route)
         for mass in tilesieve.video_mass(study.q, study.k, segments=study.segments, layouts=[layout.pop("layout")],
                                          budgets=BUDGETS, num_sampled=MASS_BLOCKS, num_threads=study.num_threads,
-                                         **layout):
+                                         progress=sys.stderr.isatty(), **layout):
             found[route, mass.budget] = mass
     return found
 
@@ -182,8 +182,8 @@ def verdicts(study: Study) -> list[str]:
             found = f"is NOT reproduced at {', '.join(missed)}"
         else:
             found = "is reproduced at every budget"
-        lines.append("h = {:.3f}: the article's direction {}. At {:.0f} % of the blocks, 3D keeps {:.3f} of the mass and "
-                     "raster order {:.3f} ({:.3f} and {:.3f} in the article, on a video model)".format(
+        lines.append("h = {:.3f}: the article's direction {}. At {:.0f} % of the blocks, 3D keeps {:.3f} of the mass "
+                     "and raster order {:.3f} ({:.3f} and {:.3f} in the article, on a video model)".format(
                          bandwidth, found, 100 * ARTICLE_BUDGET, *pairs[ARTICLE_BUDGET], ARTICLE_MASS["3D"],
                          ARTICLE_MASS["raster"]))
     return lines
@@ -236,8 +236,8 @@ def print_study(study: Study) -> None:
     print(f"\nnoisy clip: PSNR {noisy_psnr(study):.2f} dB")
     for head, bandwidth in enumerate(study.bandwidths):
         boxes = study.search["layers"][0]["boxes"]
-        print(f"\nh = {bandwidth:.4f}; 3D: boxes of {boxes[head]}. PSNR against the clean clip, SSIM and Laplacian loss "
-              "against dense f32, all on luma (BT.709); seconds of both heads\n")
+        print(f"\nh = {bandwidth:.4f}; 3D: boxes of {boxes[head]}. PSNR against the clean clip, SSIM and Laplacian "
+              "loss against dense f32, all on luma (BT.709); seconds of both heads\n")
         rows = [list(RUN_COLUMNS), *run_rows(study, head)]
         widths = [max(len(row[column]) for row in rows) for column in range(len(RUN_COLUMNS))]
         for row in rows:

@@ -22,14 +22,15 @@ TERMS = [
     ("mass", "share of the dense softmax, over all keys, on the blocks that are read: 1 = nothing is lost"),
     ("floor", "what a random choice of as many blocks keeps on average"),
     ("ceiling", "the most that as many blocks of this shape can keep, whatever the router"),
-    ("budget", "share of the clip's blocks of keys that is chosen for each block of queries, beside those that hold its "
-               "own tokens"),
+    ("budget", "share of the clip's blocks of keys that is chosen for each block of queries, beside those that hold "
+               "its own tokens"),
     ("raster, 3D", "order in which blocks cut the tokens: row by row, or in boxes of frames x rows x columns"),
     ("PSNR", "against the clean clip, on luma: how well the denoising works; higher is better"),
     ("SSIM", "against dense attention in f32, Wang et al. 2004: 1 = the same"),
     ("Laplacian loss", "share of dense attention's detail that is missing, by variance of the Laplacian; below 0: more "
                        "detail than dense, which may be noise"),
-    ("INT8", "Sage's arithmetic: q and k in INT8, v likewise, each block with its scale; mass is that of the same route"),
+    ("INT8", "arithmetic as of SageAttention: q, and k less its mean, are rounded to 8 bits, v and the weights to 8 or "
+             "16; blocks are chosen by what is stored, so that mass is the same"),
 ]
 
 
@@ -48,8 +49,8 @@ def as_pixels(frames: npt.NDArray[np.float32]) -> npt.NDArray[np.uint8]:
 
 def route_views(study: Study, token: tuple[int, int, int], head: int) -> list[report.RouteView]:
     """What the token's block of queries reads, dense and by both routes at 15 %."""
-    views = [report.view_route("dense", None, segments=study.segments, order=tilesieve.box_order(study.clip.grid, "raster"),
-                               token=token)]
+    raster = tilesieve.box_order(study.clip.grid, "raster")
+    views = [report.view_route("dense", None, segments=study.segments, order=raster, token=token)]
     assert study.table is not None
     for route, box in (("raster", "raster"), ("3D", study.table.boxes(0)[head])):
         q, k = (tilesieve.gather_tokens(x, segments=study.segments, **study.layout(route)) for x in (study.q, study.k))
@@ -69,10 +70,10 @@ def route_section(study: Study, token: tuple[int, int, int]) -> report.Section:
     frames = as_pixels(study.clip.frames)
     blocks: list[report.Text | report.Picture | report.Table] = [report.Text(
         f"The block of 128 queries that holds the token at frame {token[0]}, row {token[1]}, column {token[2]}, at "
-        f"h = {study.bandwidths[head]:.3f} and a budget of {100 * demo.ARTICLE_BUDGET:.0f} %. Tokens that it reads keep "
-        "their colours, inside a blue outline; all others are dark and grey. Its own tokens are orange inside a white "
-        f"outline. Each picture shows {len(chosen)} of the {len(frames)} frames, which are numbered from 0; its bars "
-        "have them all.")]
+        f"h = {study.bandwidths[head]:.3f} and a budget of {100 * demo.ARTICLE_BUDGET:.0f} %. Tokens that it reads "
+        "keep their colours, inside a blue outline; all others are dark and grey. Its own tokens are orange inside a "
+        f"white outline. Each picture shows {len(chosen)} of the {len(frames)} frames, which are numbered from 0; its "
+        "bars have them all.")]
     for view in views:
         slug = view.name.split()[0].strip(",").lower()
         share = 100 * view.read.mean()
@@ -97,8 +98,8 @@ def pictures_section(study: Study) -> report.Section:
         budget = "" if route == "dense" else f" {100 * run.budget:.0f} %"
         rows.append((f"{route}{budget}, {run.psnr[0]:.2f} dB", as_pixels(study.outputs[route][0][frame])))
     scale = max(1, round(640 / rows[0][1].shape[1]))
-    caption = (f"Frame {frame} of 0 to {len(study.noisy) - 1}, enlarged {scale} times, h = {study.bandwidths[0]:.3f}. PSNR is of the "
-               "whole clip")
+    caption = (f"Frame {frame} of 0 to {len(study.noisy) - 1}, enlarged {scale} times, h = {study.bandwidths[0]:.3f}. "
+               "PSNR is of the whole clip")
     picture = report.Picture(report.draw_frames(rows, scale), "frames", caption,
                              f"{caption}: " + "; ".join(name for name, _ in rows))
     return report.Section("The clip, before and after", [picture])
@@ -112,8 +113,8 @@ def mass_section(study: Study) -> report.Section:
     rows = [(route, budget) for route in ("raster", "3D") for budget in demo.BUDGETS]
     runs = [study.run_of(*row) for row in rows]
     heads = [f"h = {bandwidth:.3f}" for bandwidth in study.bandwidths]
-    mass_map = report.MassMap(row_names=[f"{route}, {100 * budget:.0f} %" for route, budget in rows], column_names=heads,
-                              **{name: np.array([getattr(run, name) for run in runs])
+    mass_map = report.MassMap(row_names=[f"{route}, {100 * budget:.0f} %" for route, budget in rows],
+                              column_names=heads, **{name: np.array([getattr(run, name) for run in runs])
                                  for name in ("floor", "mass", "ceiling")})
     budgets = [100 * budget for budget in demo.BUDGETS]
     panels = []
@@ -165,7 +166,8 @@ def quality_section(study: Study) -> report.Section:
     if rows := psnr_against_mass(study):
         blocks += [report.Text(
             "Mass says how near a route is to dense attention, not how good dense attention is: in the rows below the "
-            "route with less mass comes nearer to the clean clip. SSIM and Laplacian loss compare with dense attention."),
+            "route with less mass comes nearer to the clean clip. SSIM and Laplacian loss compare with dense "
+            "attention."),
             report.Table("Where PSNR does not follow mass, dB", ["head", "budget", "3D", "raster", "dense"], rows)]
     for name, factor, label, caption in MEASURES:
         panels = []
@@ -194,14 +196,15 @@ def layout_section(study: Study) -> report.Section:
     return report.Section("Layouts", [
         report.Table("The layout table: the best box of each head, frames x rows x columns", ["head", "box", "mass"],
                      chosen),
-        report.Table(f"All boxes tried, at {100 * demo.ARTICLE_BUDGET:.0f} %, mean over heads, of 16 blocks of queries each",
-                     ["box", "mass", "heads that chose it"], menu),
+        report.Table(f"All boxes tried, at {100 * demo.ARTICLE_BUDGET:.0f} %, mean over heads, of 16 blocks of queries "
+                     "each", ["box", "mass", "heads that chose it"], menu),
     ])
 
 
 def numbers_section(study: Study) -> report.Section:
-    tables = [report.Table(f"h = {bandwidth:.3f}; seconds of one call with both heads, measured once", list(demo.RUN_COLUMNS),
-                           demo.run_rows(study, head)) for head, bandwidth in enumerate(study.bandwidths)]
+    tables = [report.Table(f"h = {bandwidth:.3f}; seconds of one call with both heads, measured once",
+                           list(demo.RUN_COLUMNS), demo.run_rows(study, head))
+              for head, bandwidth in enumerate(study.bandwidths)]
     return report.Section("All numbers", [
         *tables,
         report.Table("How the run was made", ["what", "value"], [list(row) for row in demo.settings(study)]),

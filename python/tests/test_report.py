@@ -53,7 +53,8 @@ def some_route(box: str) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
 def test_marks_are_the_tokens_of_the_route(box: str) -> None:
     ids, order = some_route(box)
     for token in ((0, 0, 0), (2, 3, 7), (3, 5, 9)):
-        view = report.view_route("r", ids, segments=SEGMENTS, order=order, token=token, q_block_size=32, kv_block_size=16)
+        view = report.view_route("r", ids, segments=SEGMENTS, order=order, token=token, q_block_size=32,
+                                 kv_block_size=16)
         slot = order.tolist().index(np.ravel_multi_index(token, GRID))
         # Text has 70 tokens: 3 blocks of 32 queries and 5 of 16 keys come before the video's.
         sources = order[slot // 32 * 32:(slot // 32 + 1) * 32]
@@ -213,8 +214,8 @@ def test_text_is_escaped_everywhere(tmp_path: Path) -> None:
     page = Page(paths[0].read_text(encoding="utf-8"))
     assert not page.open
     assert not [tag for tag, _ in page.tags if tag == "script"]
-    # The page's title and heading, the paragraph under it, contents, the section's heading, its paragraph, the picture's
-    # caption, the table's summary and caption, a column and two cells.
+    # The page's title and heading, the paragraph under it, contents, the section's heading, its paragraph, the
+    # picture's caption, the table's summary and caption, a column and two cells.
     assert page.text.count(evil) == 12
     attributes = [value for _, attributes in page.tags for value in attributes.values() if value]
     assert attributes.count(evil) == 2  # alt, aria-label
@@ -223,7 +224,8 @@ def test_text_is_escaped_everywhere(tmp_path: Path) -> None:
 def test_the_page_stands_alone_and_holds_its_pictures(tmp_path: Path) -> None:
     png = small_png()
     paths = report.write_report(tmp_path / "r.html", title="T", summary=[], sections=[
-        report.Section("S", [report.Picture(png, "one", "c", "d"), report.Table("N", ["what", "ms"], [["route", "3.4"]])])])
+        report.Section("S", [report.Picture(png, "one", "c", "d"),
+                             report.Table("N", ["what", "ms"], [["route", "3.4"]])])])
     assert [path.name for path in paths] == ["r.html", "r-one.png"]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["r-one.png", "r.html"]  # no temporary file stays
     page = Page(paths[0].read_text(encoding="utf-8"))
@@ -321,7 +323,7 @@ def test_the_demo_from_a_file_to_a_page(examples: ModuleType, tmp_path: Path,
         for head in range(2):
             for text in (f"{run['mass'][head]:.3f}", f"{run['psnr'][head]:.2f}", f"{run['ssim'][head]:.4f}"):
                 assert text in page.text and text in out
-            assert run["floor"][head] <= run["ceiling"][head] + 1e-12 and run["mass"][head] <= run["ceiling"][head] + 1e-12
+            assert max(run["floor"][head], run["mass"][head]) <= run["ceiling"][head] + 1e-12
     dense = found["runs"][0]
     assert dense["route"] == "dense" and dense["ssim"] == [1, 1] and min(dense["psnr"]) > found["noisy_psnr"] + 2
     for line in found["verdicts"]:

@@ -144,7 +144,7 @@ def draw_mass_map(mass_map: MassMap, row_label: str, column_label: str) -> bytes
     if 0 in shape:
         raise ValueError(f"row_names, column_names: got {shape[0]} and {shape[1]}, expected at least one of each")
     width = min(15.0, max(8.0, 3 * 0.62 * shape[1] + 3.5))
-    figure = new_figure(width, min(16.0, 1.7 + 0.34 * shape[0]))
+    figure = new_figure(width, min(16.0, 2.3 + 0.34 * shape[0]))
     panels = figure.subplots(1, 3, sharey=True)
     image = None
     for axis, name in zip(panels, ("floor", "mass", "ceiling"), strict=True):
@@ -161,7 +161,7 @@ def draw_mass_map(mass_map: MassMap, row_label: str, column_label: str) -> bytes
                 axis.text(column, row, f"{value:.2f}", ha="center", va="center", fontsize=8,
                           color=_readable_on(image.cmap(image.norm(value))))
     panels[0].set_ylabel(row_label)
-    figure.colorbar(image, ax=panels, label="share of the softmax, 0 to 1")
+    figure.colorbar(image, ax=panels, label="share of the softmax")
     return as_png(figure)
 
 

@@ -63,8 +63,9 @@ def _number_of_token(token: Sequence[int], grid: tuple[int, int, int]) -> int:
 def _view(name: str, block_index: Indices | None, grid: tuple[int, int, int], order: Indices, token: Sequence[int],
           q_ends: Indices, kv_ends: Indices, q_before: int, kv_before: int) -> RouteView:
     """`ends` are the slots of the video at which its blocks end, `before` the blocks of the sequence before them."""
-    if sorted(np.asarray(order).tolist()) != list(range(int(np.prod(grid)))):
-        raise ValueError(f"order: got {len(order)} slots, expected each of the {int(np.prod(grid))} tokens of {grid} once")
+    num_tokens = int(np.prod(grid))
+    if sorted(np.asarray(order).tolist()) != list(range(num_tokens)):
+        raise ValueError(f"order: got {len(order)} slots, expected each of the {num_tokens} tokens of {grid} once")
     slot = int(np.flatnonzero(order == _number_of_token(token, grid))[0])
     block = int(np.searchsorted(q_ends, slot, side="right"))
 
