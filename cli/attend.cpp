@@ -23,7 +23,7 @@ struct AttendCommand {
   InputOptions inputs;
   RouterOptions router;
   ExecutionOptions execution;
-  std::string loop = "auto";
+  std::string loop = "auto", arithmetic = "storage";
   int64_t workspace_limit_mib = 288;
   int64_t repeat = 3;
   int64_t sample = 0;
@@ -40,6 +40,16 @@ struct AttendCommand {
       throw UsageError(fmt::format("--loop: got '{}', expected auto, q_outer or kv_outer", loop));
     }
     return options;
+  }
+
+  // What the routes are attended in; dense attention, which they are compared with, stays as it is.
+  Problem sparse(Problem problem) const {
+    try {
+      problem.arithmetic = parse_arithmetic(arithmetic);
+    } catch (const Error&) {
+      throw UsageError(fmt::format("--arithmetic: got '{}', expected storage or int8", arithmetic));
+    }
+    return problem;
   }
 };
 
@@ -80,7 +90,7 @@ double median_seconds(int64_t repeat, const Call& call) {
 
 AttendReport measure(const AttendCommand& command, const Inputs& inputs, const std::vector<RouterChoice>& choices,
                      Outputs& outputs) {
-  const Problem& problem = inputs.problem;
+  const Problem &problem = inputs.problem, sparse = command.sparse(problem);
   const AttentionOptions options = command.attention_options();
   const AttentionInputs attention = {inputs.q, inputs.k, inputs.v};
   Progress progress((command.no_dense ? 0 : 1) + 3 * std::ssize(choices) + 1, !command.json);
@@ -106,10 +116,10 @@ AttendReport measure(const AttendCommand& command, const Inputs& inputs, const s
     progress.begin("planning for " + choice.name);
     Plan plan;
     row.plan_seconds = median_seconds(
-        command.repeat, [&] { plan = plan_attention(problem, BlockIndex::from(row.block_index.view()), options); });
+        command.repeat, [&] { plan = plan_attention(sparse, BlockIndex::from(row.block_index.view()), options); });
     progress.begin("attending by " + choice.name);
     row.attend_seconds = median_seconds(
-        command.repeat, [&] { run_plan(problem, attention, plan, outputs.view(), nullptr, options.execution); });
+        command.repeat, [&] { run_plan(sparse, attention, plan, outputs.view(), nullptr, options.execution); });
     row.loop_order = name_of(plan.loop_order);
     row.explanation = plan.explanation;
     row.workspace_bytes = plan.workspace_bytes;
@@ -128,12 +138,10 @@ AttendReport measure(const AttendCommand& command, const Inputs& inputs, const s
 }
 
 Json json_of(const AttendReport& report, const AttendCommand& command, const Inputs& inputs) {
-  Json object = {{"problem", inputs.problem.to_line()},
-                 {"prefix", inputs.prefix},
-                 {"budget", inputs.budgets.front().share},
-                 {"repeat", command.repeat},
-                 {"time", "median"},
-                 {"mass_sample_every", report.sample_every}};
+  Json object = {
+      {"problem", inputs.problem.to_line()},     {"prefix", inputs.prefix},  {"arithmetic", command.arithmetic},
+      {"budget", inputs.budgets.front().share},  {"repeat", command.repeat}, {"time", "median"},
+      {"mass_sample_every", report.sample_every}};
   if (report.has_dense) object["dense_seconds"] = report.dense_seconds;
   object["rows"] = Json::array();
   for (const AttendRow& row : report.rows) {
@@ -197,7 +205,8 @@ std::string text_of(const AttendReport& report, const AttendCommand& command, co
 
 void run(const AttendCommand& command) {
   check_output_file(command.output, files_of(command.inputs));
-  command.attention_options();  // refuses wrong names before anything is read
+  command.attention_options();  // refuse wrong names before anything is read
+  command.sparse(Problem());
   const Inputs inputs = load_inputs(command.inputs, true);
   require_one_budget(inputs);
   const std::vector<RouterChoice> choices = choose_routers(command.router, inputs, RouterCount::several);
@@ -211,7 +220,9 @@ void run(const AttendCommand& command) {
     const AttendRow& row = report.rows.front();
     write_safetensors(command.output,
                       {{"o", outputs.o.view()}, {"lse", outputs.lse.view()}, {"block_index", row.block_index.view()}},
-                      {{"problem", inputs.problem.to_line()}, {"router", row.router}, {"loop_order", row.loop_order}});
+                      {{"problem", command.sparse(inputs.problem).to_line()},
+                       {"router", row.router},
+                       {"loop_order", row.loop_order}});
   }
   if (command.json) {
     Json object = json_of(report, command, inputs);
@@ -235,6 +246,10 @@ void add_attend(CLI::App& app) {
   add_text(*sub, "--loop", command->loop, "ORDER",
            "auto, q_outer (queries stay, their key blocks pass) or kv_outer (a key block stays, its queries pass)")
       ->group(group);
+  add_text(*sub, "--arithmetic", command->arithmetic, "NAME",
+           "storage (as the tensors are stored) or int8 (queries and keys rounded to 8 bits, smoothed), of the routes; "
+           "dense attention stays in storage")
+      ->group(group);
   add_whole(*sub, "--workspace-limit", command->workspace_limit_mib, 1, int64_t{1} << 24,
             "most MiB of partials at a time, for kv_outer")
       ->group(group);
@@ -257,6 +272,7 @@ void add_attend(CLI::App& app) {
       "\n"
       "Examples:\n"
       "  tilesieve attend model.safetensors --layer 9 --router all --budget 0.15\n"
+      "  tilesieve attend model.safetensors --layer 9 --budget 1 --arithmetic int8    # what int8 alone costs\n"
       "  tilesieve attend --q q.npy --k k.npy --v v.npy --top-k 16 --loop kv_outer --explain");
   sub->callback([command] { run(*command); });
 }

@@ -4,7 +4,7 @@
 # Instruction sets that this target can compile for, and their flags. "portable" adds none.
 set(TILESIEVE_ISAS portable)
 if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
-  list(APPEND TILESIEVE_ISAS avx2 avx512 avx512_bf16 amx)
+  list(APPEND TILESIEVE_ISAS avx2 avx512 avx512_vnni avx512_bf16 amx)
 endif()
 set(TILESIEVE_FLAGS_portable "")
 set(TILESIEVE_FLAGS_avx2 -mavx2 -mfma -mf16c)
@@ -13,19 +13,21 @@ set(TILESIEVE_FLAGS_avx512 -mavx512f -mavx512bw -mavx512dq -mavx512vl -mfma -mf1
 if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 13)
   list(APPEND TILESIEVE_FLAGS_avx512 -Wno-uninitialized -Wno-maybe-uninitialized)
 endif()
+set(TILESIEVE_FLAGS_avx512_vnni ${TILESIEVE_FLAGS_avx512} -mavx512vnni)
 set(TILESIEVE_FLAGS_avx512_bf16 ${TILESIEVE_FLAGS_avx512} -mavx512bf16)
 set(TILESIEVE_FLAGS_amx ${TILESIEVE_FLAGS_avx512_bf16} -mamx-tile -mamx-bf16 -mamx-int8)
 # No contraction: what the kernels fuse they fuse by name, and where they do not, a rounding is relied on.
 set(TILESIEVE_ISA_OPTIONS -fno-math-errno -fno-trapping-math -ffp-contract=off)
 
-# tilesieve_step(name SOURCES ... [VECTOR_SOURCES ...] [AVX512_BF16_SOURCES ...] [AMX_SOURCES ...])
-# VECTOR_SOURCES are compiled once for each of portable, avx2 and avx512, the others for the one set that they name;
-# TILESIEVE_ISA is defined to the set's name.
+# tilesieve_step(name SOURCES ... [VECTOR_SOURCES ...] [INT8_SOURCES ...] [AVX512_BF16_SOURCES ...] [AMX_SOURCES ...])
+# VECTOR_SOURCES are compiled once for each of portable, avx2 and avx512, INT8_SOURCES for portable, avx2 and
+# avx512_vnni, the others for the one set that they name; TILESIEVE_ISA is defined to the set's name.
 function(tilesieve_step name)
-  cmake_parse_arguments(STEP "" "" "SOURCES;VECTOR_SOURCES;AVX512_BF16_SOURCES;AMX_SOURCES" ${ARGN})
-  set(STEP_portable ${STEP_VECTOR_SOURCES})
-  set(STEP_avx2 ${STEP_VECTOR_SOURCES})
+  cmake_parse_arguments(STEP "" "" "SOURCES;VECTOR_SOURCES;INT8_SOURCES;AVX512_BF16_SOURCES;AMX_SOURCES" ${ARGN})
+  set(STEP_portable ${STEP_VECTOR_SOURCES} ${STEP_INT8_SOURCES})
+  set(STEP_avx2 ${STEP_VECTOR_SOURCES} ${STEP_INT8_SOURCES})
   set(STEP_avx512 ${STEP_VECTOR_SOURCES})
+  set(STEP_avx512_vnni ${STEP_INT8_SOURCES})
   set(STEP_avx512_bf16 ${STEP_AVX512_BF16_SOURCES})
   set(STEP_amx ${STEP_AMX_SOURCES})
   set(objects)

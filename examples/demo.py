@@ -3,16 +3,21 @@
 after the other, and ends with one table.
 
     python examples/demo.py build/cpu/cli/tilesieve examples/data/smollm2_layer9_group2.safetensors
+
+With --report it writes a page with pictures, too, which needs NumPy and Matplotlib and python/tilesieve on PYTHONPATH.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 BLOCK, TOP_K = 64, 16
+BUDGETS = (4, 8, 16, 32)
 ROUTERS = ("qk_max", "mean_pool", "oracle", "random")
 
 
@@ -73,11 +78,25 @@ Where to go next:
     )
 
 
+def masses(tool: str, capture: str, layers: list[int]) -> dict[int, list[dict]]:
+    """By layer, a row for each router and budget."""
+    budgets = ",".join(map(str, BUDGETS))
+    found = {}
+    for layer in layers:
+        print(f"layer {layer}: mass by budget ...", file=sys.stderr, flush=True)
+        found[layer] = run_json(tool, "mass", capture, "--layer", str(layer), "--block", str(BLOCK), "--top-k",
+                                budgets)["rows"]
+    return found
+
+
 def main() -> int:
-    if len(sys.argv) != 3:
-        print("usage: demo.py TOOL CAPTURE", file=sys.stderr)
-        return 2
-    tool, capture = sys.argv[1:]
+    parser = argparse.ArgumentParser(prog="demo.py", description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("tool", metavar="TOOL", help="the program tilesieve")
+    parser.add_argument("capture", metavar="CAPTURE", help="file that capture_smollm2.py wrote")
+    parser.add_argument("--report", type=Path, metavar="FILE", help="HTML page to write")
+    options = parser.parse_args()
+    tool, capture = options.tool, options.capture
     layers = layers_of(tool, capture)
     if not layers:
         print(f"demo.py: {capture} holds no tensor named layer.N.q", file=sys.stderr)
@@ -85,9 +104,16 @@ def main() -> int:
     shown = 9 if 9 in layers else layers[0]
     run(tool, "kernels")
     run(tool, "inspect", capture)
-    run(tool, "mass", capture, "--layer", str(shown), "--block", str(BLOCK), "--top-k", "4,8,16,32")
+    run(tool, "mass", capture, "--layer", str(shown), "--block", str(BLOCK), "--top-k", ",".join(map(str, BUDGETS)))
     print()
-    print_summary(summary(tool, capture, layers))
+    rows = summary(tool, capture, layers)
+    print_summary(rows)
+    if options.report is not None:
+        from demo_report import write_demo_report
+
+        page = write_demo_report(options.report, Path(capture).name, BLOCK, TOP_K, shown, masses(tool, capture, layers),
+                                 rows)
+        print(f"\nreport: {page.resolve()}")
     return 0
 
 

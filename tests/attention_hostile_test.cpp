@@ -71,7 +71,7 @@ TEST(AttentionIds, DuplicatesCountOnce) {
 }
 
 TEST(AttentionStrides, EveryLayoutGivesTheSameBits) {
-  for (const char* storage : {"", " dtype=bf16", " dtype=e4m3"}) {
+  for (const char* storage : {"", " dtype=bf16", " dtype=e4m3", " arithmetic=int8", " dtype=f16 arithmetic=int8"}) {
     const Problem problem =
         Problem::parse(std::string("hq=6 hkv=2 d=40 q=30,0,4 kv=60,9,33 block=16 topk=3") + storage);
     const Case packed = make_case(problem, 5);

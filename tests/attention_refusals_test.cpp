@@ -221,7 +221,7 @@ TEST_F(AttentionRefusals, NumberOfThreadsThatCannotBe) {
 }
 
 TEST_F(AttentionRefusals, InstructionSetThatIsNotHere) {
-  for (Isa isa : {Isa::portable, Isa::avx2, Isa::avx512, Isa::avx512_bf16, Isa::amx}) {
+  for (Isa isa : {Isa::portable, Isa::avx2, Isa::avx512, Isa::avx512_vnni, Isa::avx512_bf16, Isa::amx}) {
     if (is_available(isa)) continue;
     EXPECT_THAT(error_of([&] { find_kernel(c_.problem, LoopOrder::q_outer, {1, isa}); }),
                 AllOf(StartsWith("execution.isa: "), HasSubstr(std::string(name_of(isa)))));
@@ -233,6 +233,7 @@ TEST_F(AttentionRefusals, InstructionSetThatIsNotHere) {
     if (kernel.device != DeviceKind::cpu) continue;
     Problem problem = c_.problem;
     problem.q_dtype = problem.kv_dtype = kernel.dtype;
+    if (kernel.arithmetic == DType::i8) problem.arithmetic = Arithmetic::int8;
     EXPECT_EQ(why_not(kernel, problem), kernel.unavailable) << kernel.name;
     EXPECT_EQ(kernel.unavailable.empty(), is_available(kernel.isa)) << kernel.name;
     kernel.unavailable = "not today";

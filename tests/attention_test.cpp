@@ -217,8 +217,13 @@ TEST(Attention, PrefillRoutesAndAttends) {
 // when it is asked for; Isa::best is the first of a problem's kernels.
 TEST(Attention, EveryAvailableKernelIsRunAndFound) {
   std::set<std::string> run_names;
+  std::vector<std::string> formats;
   for (const char* storage : kStorages) {
-    const Problem problem = Problem::parse(std::string("q=1") + storage);
+    for (const char* arithmetic : {"", " arithmetic=int8"}) formats.push_back(std::string(storage) + arithmetic);
+  }
+  for (const std::string& format : formats) {
+    const Problem problem = Problem::parse("q=1" + format);
+    const bool int8 = problem.arithmetic == Arithmetic::int8;
     for (const Runner& runner : sparse_runners(problem)) {
       run_names.insert(runner.name.substr(0, runner.name.find(' ')));
     }
@@ -227,17 +232,28 @@ TEST(Attention, EveryAvailableKernelIsRunAndFound) {
       for (const Kernel& kernel : kernels_for(problem)) {
         if (kernel.loop_order != order) continue;
         if (best.empty()) best = kernel.name;
-        EXPECT_EQ(kernel.name, fmt::format("{}.{}.{}", name_of(kernel.isa), name_of(order), name_of(problem.kv_dtype)));
+        EXPECT_EQ(kernel.name, fmt::format("{}.{}.{}{}", name_of(kernel.isa), name_of(order), name_of(problem.kv_dtype),
+                                           int8 ? ".int8" : ""));
         EXPECT_EQ(find_kernel(problem, order, {1, kernel.isa}).name, kernel.name);
       }
+      if (int8 && order == LoopOrder::kv_outer) {
+        EXPECT_EQ(best, "") << "q-outer alone has kernels in 8 bits";
+        continue;
+      }
       EXPECT_EQ(find_kernel(problem, order).name, best) << problem.to_line();
-      EXPECT_TRUE(run_names.contains(fmt::format("portable.{}.{}", name_of(order), name_of(problem.kv_dtype))));
+      EXPECT_TRUE(run_names.contains(
+          fmt::format("portable.{}.{}{}", name_of(order), name_of(problem.kv_dtype), int8 ? ".int8" : "")));
     }
   }
   for (const Kernel& kernel : kernels()) {
     if (kernel.device != DeviceKind::cpu) continue;
     EXPECT_EQ(run_names.contains(kernel.name), kernel.unavailable.empty()) << kernel.name;
-    EXPECT_EQ(kernel.arithmetic == DType::bf16, kernel.isa == Isa::avx512_bf16 || kernel.isa == Isa::amx);
+    if (kernel.arithmetic == DType::i8) {
+      EXPECT_NE(kernel.isa, Isa::avx512) << "has no products of int8";
+    } else {
+      EXPECT_EQ(kernel.arithmetic == DType::bf16, kernel.isa == Isa::avx512_bf16 || kernel.isa == Isa::amx);
+      EXPECT_NE(kernel.isa, Isa::avx512_vnni) << "has products of int8 alone";
+    }
   }
 }
 

@@ -124,6 +124,17 @@ TEST_F(Cli, AttendingToEveryBlockIsDenseAttention) {
   }
 }
 
+// The routes lose what 8 bits lose, dense attention nothing.
+TEST_F(Cli, AttendingInInt8IsMeasuredAgainstStorage) {
+  const std::string output = folder_.file("out");
+  const json report = run_json("attend " + qkv() + " --block 32 --budget 1 --repeat 1 --arithmetic int8 -o " + output);
+  EXPECT_EQ(report.at("arithmetic"), "int8");
+  EXPECT_GT(report.at("rows").at(0).at("rel_l2"), 1e-4);
+  EXPECT_LT(report.at("rows").at(0).at("rel_l2"), 3e-2);
+  const std::string problem = read_tensors(output).metadata.at("problem");
+  EXPECT_TRUE(problem.ends_with(" arithmetic=int8")) << problem;
+}
+
 TEST_F(Cli, RoutersThatTheInputPermits) {
   const std::string options = " --block 32 --top-k 3 --repeat 1 --router all";
   EXPECT_EQ(routers_of(run_json("attend " + qkv() + options)),
@@ -280,7 +291,7 @@ TEST_F(Cli, KernelsAreTheTableOfTheLibrary) {
     EXPECT_EQ(row.at("available"), available) << table[i].name;
     EXPECT_EQ(row.at("unavailable").is_null(), available) << table[i].name;
     const bool fits = !gpu || (table[i].min_head_dim == 128 && table[i].kv_block_size == 128);
-    const bool runs = available && table[i].dtype == DType::bf16 && fits;
+    const bool runs = available && table[i].dtype == DType::bf16 && table[i].arithmetic != DType::i8 && fits;
     EXPECT_EQ(row.at("runs"), runs) << table[i].name;
     EXPECT_EQ(row.at("why_not").is_null(), runs) << table[i].name;
   }
@@ -332,6 +343,7 @@ TEST_F(Cli, WrongArgumentsAreNamed) {
       {"attend --threads -1 " + file, {"--threads"}},
       {"attend --isa sse2 " + file, {"--isa", "sse2", "avx2"}},
       {"attend --loop inside-out " + file, {"--loop", "inside-out", "kv_outer"}},
+      {"attend --arithmetic fp4 " + file, {"--arithmetic", "fp4", "int8"}},
       {"attend --workspace-limit 99999999999 " + file, {"--workspace-limit"}},
       {"attend --repeat 0 " + file, {"--repeat"}},
       {"attend --sample 0 " + file, {"--sample"}},

@@ -75,7 +75,7 @@ Routed routed(const Problem& problem, const RouteInputs& inputs, const RouteOpti
 std::vector<Execution> isa_executions() {
   std::vector<Execution> all;
   for (Isa isa : available_isas()) {
-    if (isa != Isa::avx512_bf16) all.push_back({2, isa});  // routes as avx512
+    if (isa != Isa::avx512_vnni && isa != Isa::avx512_bf16) all.push_back({2, isa});  // those route as avx512
   }
   return all;
 }

@@ -458,6 +458,7 @@ TEST(SageQuantizers, RefuseByName) {
   refuses("d=64 q=5", {}, "q_dtype: got f32");
   refuses("d=64 q=5 dtype=e4m3", {}, "q_dtype: got e4m3");
   refuses("d=64 q=5 dtype=f16 qdtype=bf16", {}, "kv_dtype: got f16");
+  refuses("d=64 q=5 dtype=bf16 arithmetic=int8", {}, "arithmetic: got int8");
   refuses("d=136 q=5 dtype=bf16", {}, "head_dim: got 136");
   refuses("d=64 q=5 dtype=bf16", {SageKernel::sm90, SageGroups::per_thread, SageAccumulator::f16}, "accumulator");
 

@@ -428,7 +428,7 @@ std::vector<Runner> sparse_runners(const Problem& problem) {
     } else if (kernel.loop_order == LoopOrder::q_outer) {
       add(" per token", Walk::token_tiles, false);
       add(" union tiles", Walk::union_tiles, false);
-      add(" gathered", Walk::gathered, false);
+      if (!kernel.tiles_alone) add(" gathered", Walk::gathered, false);
     } else {
       add(" one pass", Walk::token_tiles, false);
       add(" small workspace", Walk::token_tiles, true);

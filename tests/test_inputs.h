@@ -173,7 +173,8 @@ struct Runner {
 // The available rows of the kernel table that run the problem, and their instruction sets.
 std::vector<Kernel> kernels_for(const Problem& problem);
 std::vector<Isa> isas_for(const Problem& problem);
-// Each of them in all its ways; dense ones for dense_runners(); both. The problem that is not given is in f32.
+// Each of them in all its ways (those that have tiles alone in two); dense ones for dense_runners(); both. The problem
+// that is not given is in f32.
 std::vector<Runner> sparse_runners(const Problem& problem = {});
 std::vector<Runner> dense_runners(const Problem& problem = {});
 std::vector<Runner> all_runners(const Problem& problem = {});

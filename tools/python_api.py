@@ -27,13 +27,14 @@ SECTIONS = {
                      "gather_tokens", "scatter_tokens"],
     "Veda": ["route_veda", "veda_tiling", "veda_menu", "veda_sequence", "veda_budgets", "read_veda_predictor",
              "VedaPredictor", "VedaPlan"],
+    "Quality of a render": ["quality", "Quality", "QualityMeasure"],
     "Files": ["read_tensors", "TensorFile", "write_safetensors", "write_npy"],
     "Sizes and kernels": ["Problem", "Kernel", "kernels", "available_isas"],
     "Roofline": ["roofline", "Roofline", "RooflineRow", "RooflineCrossover", "RooflineDevice", "RooflineSizes",
                  "roofline_devices", "measure_roofline_device"],
 }
 # Described in the text of the page.
-ELSEWHERE = {"Array", "DType", "Error", "Isa", "Layout", "LoopOrder", "Router", "VideoRouter", "__version__"}
+ELSEWHERE = {"Arithmetic", "Array", "DType", "Error", "Isa", "Layout", "LoopOrder", "Router", "VideoRouter", "__version__"}
 
 Definition = ast.FunctionDef | ast.ClassDef
 

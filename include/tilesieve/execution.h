@@ -10,10 +10,11 @@
 
 namespace [[gnu::visibility("default")]] tilesieve {
 
-// Ordered: a later set is preferred where the machine has it and a kernel exists for the problem. avx512_bf16 and amx
-// compute products of bf16 and have kernels for bf16 and e4m3 storage alone; everything around those (combining,
-// routing but for the index branch, which amx scores) runs as avx512 under them.
-enum class Isa : uint8_t { portable, avx2, avx512, avx512_bf16, amx, best = 255 };
+// Ordered: a later set is preferred where the machine has it and a kernel exists for the problem. avx512_vnni computes
+// products of int8 and has kernels of Arithmetic::int8 alone, avx512 has none of it; avx512_bf16 and amx compute
+// products of bf16 and have kernels for bf16 and e4m3 storage alone, amx also some of int8. Everything around those
+// (combining, routing but for the index branch, which amx scores) runs as avx512 under them.
+enum class Isa : uint8_t { portable, avx2, avx512, avx512_vnni, avx512_bf16, amx, best = 255 };
 
 std::string_view name_of(Isa isa);
 Isa parse_isa(std::string_view name);  // with - or _; Error when unknown

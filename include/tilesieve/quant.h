@@ -8,7 +8,8 @@
 //   k8 = round((k - mean) / k_scale),  k_scale = max |k - mean| / 127      of 64 keys of a block
 //   v8 = round(v / v_scale),           v_scale = max |v| / 127             of a channel; amx keeps v in bf16 instead
 // to the nearest, ties to even. A NaN or an infinity of q or k makes its scale NaN, so that every row that meets the
-// scale becomes NaN; the mean and v_scale are those of finite numbers.
+// scale becomes NaN; the mean and v_scale are those of the finite numbers of all keys of the sequence, whether a row
+// picks them or not. A NaN or an infinity of v leaves its channel without a number in the rows that picked its block.
 #pragma once
 
 #include <cstdint>

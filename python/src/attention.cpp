@@ -77,9 +77,10 @@ AttentionOptions attention_options(nb::handle loop_order, nb::handle workspace_l
 }
 
 void attend_call(Call& call, nb::handle block_index, nb::handle out, nb::handle lse, nb::handle workspace,
-                 nb::handle loop_order, nb::handle workspace_limit, nb::handle num_threads, nb::handle isa,
-                 Progress* progress) {
+                 nb::handle loop_order, nb::handle workspace_limit, nb::handle arithmetic, nb::handle num_threads,
+                 nb::handle isa, Progress* progress) {
   call.require_values();
+  call.take_arithmetic(arithmetic);
   const Outputs outputs(call.problem(), out, lse);
   const Workspace memory(workspace);
   const Execution execution = execution_of(num_threads, isa, progress);
@@ -106,9 +107,10 @@ void attend_call(Call& call, nb::handle block_index, nb::handle out, nb::handle 
 }
 
 Plan plan_call(Call& call, nb::handle block_index, nb::handle loop_order, nb::handle workspace_limit,
-               nb::handle num_threads, nb::handle isa) {
+               nb::handle arithmetic, nb::handle num_threads, nb::handle isa) {
   const BorrowedArray ids("block_index", block_index);
   require("block_index", ids, "i32 [num_kv_heads, total_q, capacity]");
+  call.take_arithmetic(arithmetic);
   const AttentionOptions options =
       attention_options(loop_order, workspace_limit, execution_of(num_threads, isa, nullptr));
   const nb::gil_scoped_release release;
@@ -223,8 +225,9 @@ void bind_attention(nb::module_& module) {
       .def("route", &route_call, "router"_any, "local_blocks"_any, "init_blocks"_any, "seed"_any,
            nb::arg("wants_scores"), "num_threads"_any, "isa"_any, "progress"_any)
       .def("attend", &attend_call, "block_index"_any, "out"_any, "lse"_any, "workspace"_any, "loop_order"_any,
-           "workspace_limit"_any, "num_threads"_any, "isa"_any, "progress"_any)
-      .def("plan", &plan_call, "block_index"_any, "loop_order"_any, "workspace_limit"_any, "num_threads"_any, "isa"_any)
+           "workspace_limit"_any, "arithmetic"_any, "num_threads"_any, "isa"_any, "progress"_any)
+      .def("plan", &plan_call, "block_index"_any, "loop_order"_any, "workspace_limit"_any, "arithmetic"_any,
+           "num_threads"_any, "isa"_any)
       .def("mass", &mass_call, "block_index"_any, "local_blocks"_any, "init_blocks"_any, "sample_every"_any,
            "num_threads"_any, "isa"_any, "progress"_any);
 

@@ -199,4 +199,8 @@ Router Call::default_router() const {
 
 void Call::take_top_k(const BlockIndex& block_index) { problem_.top_k = std::max<int64_t>(1, block_index.capacity); }
 
+void Call::take_arithmetic(nb::handle arithmetic) {
+  problem_.arithmetic = parse_arithmetic(text("arithmetic", arithmetic));
+}
+
 }  // namespace tilesieve::python

@@ -45,6 +45,8 @@ class Call {
   // Makes top_k as wide as a block index.
   void take_top_k(const BlockIndex& block_index);
 
+  void take_arithmetic(nb::handle arithmetic);
+
   // Throws Error where what these calls need is None.
   void require_values() const;
   void require_for(Router router) const;

@@ -45,6 +45,7 @@ nb::dict dict_of(const Problem& problem) {
   fields["softmax_scale"] = problem.softmax_scale == 0.0 ? nb::none() : nb::object(nb::float_(problem.softmax_scale));
   fields["q_dtype"] = name_of(problem.q_dtype);
   fields["kv_dtype"] = name_of(problem.kv_dtype);
+  fields["arithmetic"] = name_of(problem.arithmetic);
   return fields;
 }
 
@@ -56,6 +57,7 @@ nb::list kernel_dicts(nb::handle problem) {
     nb::dict row;
     row["name"] = kernel.name;
     row["device"] = kernel.device == DeviceKind::cpu ? "cpu" : "cuda";
+    row["arithmetic"] = name_of(kernel.arithmetic);
     row["available"] = kernel.unavailable.empty();
     row["why_not"] = asks ? why_not(kernel, asked) : kernel.unavailable;
     rows.append(row);
@@ -85,6 +87,7 @@ Problem problem_from(nb::handle object) {
   problem.softmax_scale = softmax_scale_of(nb::object(object.attr("softmax_scale")));
   problem.q_dtype = dtype_field(object, "q_dtype");
   problem.kv_dtype = dtype_field(object, "kv_dtype");
+  problem.arithmetic = parse_arithmetic(text("arithmetic", nb::object(object.attr("arithmetic"))));
   return problem;
 }
 

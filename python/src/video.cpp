@@ -104,11 +104,13 @@ class VideoCall {
 
   void attend(nb::handle layout, nb::handle layer, nb::handle head_begin, nb::handle router, nb::handle budget,
               nb::handle num_routed, nb::handle forced_inside_budget, nb::handle seed, nb::handle out, nb::handle lse,
-              nb::handle num_threads, nb::handle isa, Progress* progress) const {
+              nb::handle arithmetic, nb::handle num_threads, nb::handle isa, Progress* progress) const {
     require("v", v_, "as k");
+    Problem problem = problem_;
+    problem.arithmetic = parse_arithmetic(text("arithmetic", arithmetic));
     const VideoRouteOptions options = route_options(router, budget, num_routed, forced_inside_budget, seed);
     const Execution execution = execution_of(num_threads, isa, progress);
-    const Outputs outputs(problem_, out, lse);
+    const Outputs outputs(problem, out, lse);
     const TokenLayout order = layout_from("layout", layout, place_from(is_table(layout), layer, head_begin),
                                           {problem_.segments}, problem_.num_kv_heads);
     AttentionInputs inputs;
@@ -116,7 +118,7 @@ class VideoCall {
     inputs.k = k_.view();
     inputs.v = v_.view();
     const nb::gil_scoped_release release;
-    call_by_argument([&] { video_attention(problem_, inputs, order, options, outputs.views(), execution); });
+    call_by_argument([&] { video_attention(problem, inputs, order, options, outputs.views(), execution); });
   }
 
   // Of each layout, router and budget, budgets fastest.
@@ -200,8 +202,8 @@ void bind_video(nb::module_& module) {
       .def("route", &VideoCall::route, "router"_any, "budget"_any, "num_routed"_any, "forced_inside_budget"_any,
            "seed"_any, "num_threads"_any, "isa"_any, "progress"_any)
       .def("attend", &VideoCall::attend, "layout"_any, "layer"_any, "head_begin"_any, "router"_any, "budget"_any,
-           "num_routed"_any, "forced_inside_budget"_any, "seed"_any, "out"_any, "lse"_any, "num_threads"_any, "isa"_any,
-           "progress"_any)
+           "num_routed"_any, "forced_inside_budget"_any, "seed"_any, "out"_any, "lse"_any, "arithmetic"_any,
+           "num_threads"_any, "isa"_any, "progress"_any)
       .def("mass", &VideoCall::mass, "layouts"_any, "layer"_any, "head_begin"_any, "routers"_any, "budgets"_any,
            "forced_inside_budget"_any, "seed"_any, "num_sampled"_any, "num_threads"_any, "isa"_any, "progress"_any);
 

@@ -10,12 +10,23 @@ import ml_dtypes
 import numpy as np
 from hypothesis import strategies as st
 
+import tilesieve
+
 Array = np.ndarray[Any, Any]
 
 # Storage types, and how far f32 sums of them may lie from float64 ones (of outputs of size 1). bf16 rounds the weights
 # of a softmax where the machine multiplies bf16, and the output once more.
 TOLERANCES = {np.dtype(np.float32): 2e-5, np.dtype(np.float16): 2e-3, np.dtype(ml_dtypes.bfloat16): 3e-2,
               np.dtype(ml_dtypes.float8_e4m3fn): 3e-2}
+
+# Rounding to 8 bits costs Gaussian numbers more than this share of o in no call.
+INT8_REL_L2 = 2.5e-2
+
+
+def has_int8(dtype: str = "f32") -> bool:
+    """Whether this machine has a kernel in int8 arithmetic."""
+    problem = f"hq=1 hkv=1 d=64 q=1 kv=1 dtype={dtype} arithmetic=int8"
+    return any(kernel.why_not == "" for kernel in tilesieve.kernels(problem))
 
 
 @dataclass

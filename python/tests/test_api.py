@@ -83,7 +83,7 @@ def test_everything_public_is_described() -> None:
         if inspect.isfunction(thing) or inspect.isclass(thing):
             assert inspect.getdoc(thing), name
     for name in ("attend", "route", "mass", "roofline", "combine", "route_video", "video_attention", "video_mass",
-                 "layout_search", "gather_tokens", "h3_segments", "box_menu", "box_order"):
+                 "layout_search", "quality", "gather_tokens", "h3_segments", "box_menu", "box_order"):
         text, described = inspect.getdoc(CALLS[name]) or "", set()
         for line in text.partition("Args:")[2].partition("\n\n")[0].splitlines():
             described.add(line.strip().partition(":")[0])

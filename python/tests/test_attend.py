@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from attention_reference import attention
-from cases import TOLERANCES, Case, cases, make_case
+from cases import INT8_REL_L2, TOLERANCES, Case, cases, has_int8, make_case
 from hypothesis import given, settings
 
 import tilesieve
@@ -176,3 +176,39 @@ def test_a_plan_keeps_no_array_of_lengths() -> None:
         plan.run(None, case.k, case.v)  # type: ignore[call-overload]
     with pytest.raises(ValueError, match="block_index: got None"):
         tilesieve.plan(case.q, case.k, None)  # type: ignore[arg-type]
+
+
+@pytest.mark.skipif(not has_int8(), reason="this machine has no kernel in int8")
+@pytest.mark.parametrize("block_index", ["given", None])
+def test_int8_is_near_what_is_stored(block_index: str | None) -> None:
+    case = make_case(12, q_lens=(100, 20), kv_lens=(130, 40), head_dim=64)
+    arguments: Any = (case.q, case.k, case.v, case.block_index if block_index else None)
+    got, want = (tilesieve.attend(*arguments, arithmetic=arithmetic, return_lse=True, **case.sizes())
+                 for arithmetic in ("int8", "storage"))
+    assert 0 < tilesieve.compare(got[0], want[0]).rel_l2 < INT8_REL_L2
+    np.testing.assert_allclose(got[1], want[1], atol=0.05)
+    if block_index:
+        plan = tilesieve.plan(case.q, case.k, case.block_index, arithmetic="int8", **case.sizes())
+        assert plan.problem.arithmetic == "int8" and plan.workspace_bytes == 0
+        assert plan.run(case.q, case.k, case.v).tobytes() == got[0].tobytes()
+        assert tilesieve.explain(*arguments[:2], case.block_index, arithmetic="int8", **case.sizes()) == plan.explanation
+        with pytest.raises(ValueError, match="^loop_order: got kv_outer, expected q_outer or auto for the arithmetic int8"):
+            tilesieve.attend(*arguments, arithmetic="int8", loop_order="kv_outer", **case.sizes())
+    routed = tilesieve.sparse_prefill(*arguments[:3], router="qk_max", top_k=99, arithmetic="int8", **case.sizes())
+    whole = tilesieve.attend(*arguments[:3], **case.sizes())
+    assert 0 < tilesieve.compare(routed, whole).rel_l2 < INT8_REL_L2
+
+
+@pytest.mark.parametrize(("change", "exception", "words"), [
+    ({"arithmetic": "fp4"}, ValueError, "arithmetic: got 'fp4', expected storage or int8"),
+    ({"arithmetic": None}, TypeError, "arithmetic: got None, expected str"),
+])
+def test_arithmetic_is_refused_by_name(change: dict[str, Any], exception: type[Exception], words: str) -> None:
+    case = make_case(13)
+    arguments: Any = (case.q, case.k, case.v, case.block_index)
+    calls = [tilesieve.attend, tilesieve.sparse_prefill, tilesieve.workspace_bytes,
+             lambda q, k, v, ids, **options: tilesieve.plan(q, k, ids, **options)]
+    for call in calls:
+        given = arguments[:3] if call is tilesieve.sparse_prefill else arguments
+        with pytest.raises(exception, match="^" + words):
+            call(*given, **case.sizes(), **change)

@@ -95,6 +95,7 @@ class Handle:
     ({"workspace": OnCuda(K)}, ValueError, "workspace: overlaps k"),
     ({"workspace": OnCuda(np.zeros((8, 8), np.uint8)[:, ::2])}, ValueError, "workspace: got .*, expected contiguous"),
     ({"loop_order": "inner"}, ValueError, "loop_order: got 'inner', expected auto, q_outer or kv_outer"),
+    ({"arithmetic": "int8"}, ValueError, "arithmetic: is for calls on the CPU, and q lies on a CUDA device"),
     ({"num_threads": 2}, ValueError, "num_threads: is for calls on the CPU"),
     ({"isa": "amx"}, ValueError, "isa: is for calls on the CPU"),
     ({"progress": True}, ValueError, "progress: is for calls on the CPU"),
@@ -203,6 +204,7 @@ def test_sparse_prefill_refuses_by_name(change: dict[str, Any], exception: type[
 def test_workspace_bytes_refuses_by_name() -> None:
     tensors = (GIVEN["q"], GIVEN["k"], GIVEN["v"])
     for ids, change, words in ((GIVEN["block_index"], {"num_threads": 1}, "num_threads: is for calls on the CPU"),
+                               (GIVEN["block_index"], {"arithmetic": "int8"}, "arithmetic: is for calls on the CPU"),
                                (GIVEN["block_index"], INDEX, "block_index: got an array beside a router"),
                                (None, {"router": "oracle"}, "router: got 'oracle', expected index"),
                                (None, {"router": "qk_max", **INDEX}, "index_q: got an array, which the router"),
@@ -216,6 +218,7 @@ def test_workspace_bytes_refuses_by_name() -> None:
 def test_explain_refuses_by_name() -> None:
     for change, words in (({}, "q: got a CUDA array of test_cuda_arguments, whose arrays cannot be written to"),
                           ({"isa": "amx"}, "isa: is for calls on the CPU"),
+                          ({"arithmetic": "int8"}, "arithmetic: is for calls on the CPU"),
                           ({"tile_tokens": 0}, "tile_tokens: got 0")):
         with pytest.raises(ValueError, match="^" + words):
             tilesieve.explain(GIVEN["q"], GIVEN["k"], GIVEN["block_index"], **LENGTHS, **change)

@@ -2,7 +2,8 @@
 """Every Python snippet of the README and of docs/ runs: those of a page one after the other, in the sources' folder.
 Every C++ snippet compiles.
 
-A fence may say what its snippet needs: ```python torch, ```python cuda. It is skipped where that is missing.
+A fence may say what its snippet needs: ```python torch, ```python cuda, ```python video. It is skipped where that is
+missing.
 """
 
 from __future__ import annotations
@@ -33,7 +34,9 @@ def why_not(need: str) -> str:
         return "PyTorch is not installed"
     if need == "cuda" and not any(kernel.available for kernel in tilesieve.kernels() if kernel.device == "cuda"):
         return "there is no Hopper GPU, or no CUDA in the build"
-    assert need in ("", "torch", "cuda"), f"a fence says 'python {need}', which means nothing here"
+    if need == "video" and any(importlib.util.find_spec(module) is None for module in ("av", "skimage", "scipy")):
+        return "the packages of tilesieve[video] are not installed"
+    assert need in ("", "torch", "cuda", "video"), f"a fence says 'python {need}', which means nothing here"
     return ""
 
 

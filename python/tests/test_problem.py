@@ -13,7 +13,8 @@ import tilesieve
 
 def test_a_problem_and_its_line_are_the_same() -> None:
     problem = tilesieve.Problem(q_lens=[5, 0, 17], kv_lens=[128, 64, 300], num_q_heads=8, num_kv_heads=2, head_dim=32,
-                                softmax_scale=0.25, causal=False, q_dtype="bf16", kv_dtype="e4m3")
+                                softmax_scale=0.25, causal=False, q_dtype="bf16", kv_dtype="e4m3",
+                                arithmetic="int8")
     assert tilesieve.Problem.parse(str(problem)) == problem
     same = tilesieve.Problem(range(3), np.arange(3), top_k=np.int32(16))  # type: ignore[arg-type]
     assert same == tilesieve.Problem([0, 1, 2], (0, 1, 2)) and hash(same) == hash(tilesieve.Problem.parse(str(same)))
@@ -30,6 +31,8 @@ def test_a_problem_and_its_line_are_the_same() -> None:
     ({"q_lens": [1, 2]}, ValueError, "kv_lens: got 1 sequences"),
     ({"q_dtype": "f64"}, ValueError, "q_dtype: got 'f64'"),
     ({"q_dtype": None}, TypeError, "q_dtype: got None"),
+    ({"arithmetic": "fp4"}, ValueError, "arithmetic: got 'fp4', expected storage or int8"),
+    ({"arithmetic": 8}, TypeError, "arithmetic: got int"),
     ({"causal": 1}, TypeError, "causal: got int"),
     ({"top_k": "many"}, TypeError, "top_k: got str"),
     ({"softmax_scale": 0}, ValueError, "softmax_scale: got 0"),
@@ -58,6 +61,9 @@ def test_kernels_say_whether_they_run() -> None:
     asked = {kernel.name: kernel for kernel in tilesieve.kernels("hq=2 hkv=1 d=64 q=10 kv=10 dtype=bf16")}
     assert asked["portable.q_outer.bf16"].why_not == ""
     assert "bf16" in asked["portable.q_outer.f32"].why_not
+    assert kernels["portable.q_outer.f32"].arithmetic == "f32"
+    for kernel in tilesieve.kernels("hq=2 hkv=1 d=64 q=10 kv=10 arithmetic=int8"):
+        assert kernel.why_not or kernel.arithmetic == "i8"
     assert "portable" in tilesieve.available_isas()
 
 

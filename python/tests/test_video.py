@@ -11,7 +11,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from cases import TOLERANCES, strided
+from cases import INT8_REL_L2, TOLERANCES, has_int8, strided
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_arrays import OnlyDlpack
@@ -139,6 +139,17 @@ def test_at_full_budget_it_is_dense(case: Case) -> None:
                                         **case.sizes())
         np.testing.assert_allclose(got[0].astype(float), dense[0].astype(float), atol=TOLERANCES[case.q.dtype], rtol=0)
         np.testing.assert_allclose(got[1], dense[1], atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.skipif(not has_int8(), reason="this machine has no kernel in int8")
+@pytest.mark.parametrize("layout", ["raster", "2x2x2"])
+def test_int8_is_near_what_is_stored(layout: str) -> None:
+    case = make_case(4, segments="text:9,video:4x8x8")
+    options: Any = {"layout": layout, "return_lse": True, **case.sizes()}
+    got, want = (tilesieve.video_attention(case.q, case.k, case.v, arithmetic=arithmetic, **options)
+                 for arithmetic in ("int8", "storage"))
+    assert 0 < tilesieve.compare(got[0], want[0]).rel_l2 < INT8_REL_L2
+    np.testing.assert_allclose(got[1], want[1], atol=0.05)
 
 
 @settings(max_examples=40, deadline=None)
@@ -325,6 +336,8 @@ def test_route_refuses_by_name(change: dict[str, Any], exception: type[Exception
 
 @pytest.mark.parametrize(("change", "exception", "words"), [
     *ROUTING,
+    ({"arithmetic": "fp4"}, ValueError, "arithmetic: got 'fp4', expected storage or int8"),
+    ({"arithmetic": 8}, TypeError, "arithmetic: got int"),
     ({"v": None}, ValueError, "v: got None, expected as k"),
     ({"v": np.zeros((206, 2, 16), np.float16)}, ValueError, "v: got f16"),
     ({"v": OnCuda(np.zeros((206, 2, 16), np.float32))}, ValueError, "v: lies on a CUDA device"),

@@ -38,6 +38,9 @@ def attending(q: Floats, k: Floats, v: Floats, ids: npt.NDArray[np.int32]) -> No
     assert_type(tilesieve.workspace_bytes(q, k, v, index_q=q, index_k=k, dense_up_to=0), int)
     assert_type(tilesieve.workspace_bytes(q, k, v, router="qk_max"), int)
     assert_type(tilesieve.sparse_prefill(q, k, v, dense_up_to=0, tile_tokens=2), Floats)
+    assert_type(tilesieve.attend(q, k, v, arithmetic="int8"), Floats)
+    assert_type(tilesieve.plan(q, k, ids, arithmetic="int8").problem.arithmetic, tilesieve.Arithmetic)
+    tilesieve.attend(q, k, v, arithmetic="fp4")  # type: ignore[call-overload]
     tilesieve.attend(q, k, v, dense_up_to=0)  # type: ignore[call-overload]
     tilesieve.attend(q, k, v, router="qk_max")  # type: ignore[call-overload]
     tilesieve.attend(q, k, v, loop_order="inside")  # type: ignore[call-overload]
@@ -72,6 +75,13 @@ def reading() -> None:
     assert_type(file.metadata, dict[str, str])
 
 
+def rendering(clip: npt.NDArray[np.uint8]) -> None:
+    assert_type(tilesieve.quality(clip, "dense.mp4", luma="bt601"), tilesieve.Quality)
+    assert_type(tilesieve.quality(clip, clip).measures, dict[str, tilesieve.QualityMeasure])
+    assert_type(tilesieve.quality(clip, clip).ssim.mean, float)
+    tilesieve.quality(clip, clip, luma="bt2020")  # type: ignore[arg-type]
+
+
 def video(q: Floats, k: Floats, v: Floats, tensor: Tensor, router: tilesieve.VideoRouter, return_lse: bool) -> None:
     segments = tilesieve.h3_segments(frames=243)
     assert_type(segments, str)
@@ -96,4 +106,6 @@ def video(q: Floats, k: Floats, v: Floats, tensor: Tensor, router: tilesieve.Vid
     assert_type(tilesieve.DensePolicy(layers=[7]).is_dense(1, 2), bool)
     tilesieve.video_attention(q, k, v)  # type: ignore[call-overload]
     tilesieve.video_attention(q, k, v, segments=segments, router="index")  # type: ignore[call-overload]
+    assert_type(tilesieve.video_attention(q, k, v, segments=segments, arithmetic="int8"), Floats)
+    tilesieve.route_video(q, k, segments=segments, arithmetic="int8")  # type: ignore[call-overload]
     tilesieve.route_video(q, k, segments=segments, layout="4x4x4")  # type: ignore[call-overload]

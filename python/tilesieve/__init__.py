@@ -18,8 +18,9 @@ from ._core import Error
 from ._files import TensorFile, read_tensors, write_npy, write_safetensors
 from ._layout import Layout, LayoutTable, box_menu, box_order, gather_tokens, h3_segments, scatter_tokens
 from ._mass import Difference, Mass, compare, mass
-from ._options import Isa, LoopOrder, Router, VideoRouter
+from ._options import Arithmetic, Isa, LoopOrder, Router, VideoRouter
 from ._problem import DType, Kernel, Problem, available_isas, kernels
+from ._quality import Quality, QualityMeasure, quality
 from ._roofline import (
     Roofline,
     RooflineCrossover,
@@ -54,6 +55,7 @@ from ._video import (
 )
 
 __all__ = [
+    "Arithmetic",
     "Array",
     "DType",
     "DensePolicy",
@@ -67,6 +69,8 @@ __all__ = [
     "Mass",
     "Plan",
     "Problem",
+    "Quality",
+    "QualityMeasure",
     "Roofline",
     "RooflineCrossover",
     "RooflineDevice",
@@ -94,6 +98,7 @@ __all__ = [
     "mass",
     "measure_roofline_device",
     "plan",
+    "quality",
     "read_tensors",
     "read_veda_predictor",
     "roofline",

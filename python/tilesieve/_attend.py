@@ -9,7 +9,7 @@ import numpy as np
 
 from . import _core
 from ._arrays import A, Array, on_cuda, outputs
-from ._options import Attending, Isa, Lengths, LoopOrder, Router, Running, Scale
+from ._options import Arithmetic, Attending, Isa, Lengths, LoopOrder, Router, Running, Scale
 from ._prefill import Choice, attend_on_cuda, explain_on_cuda, workspace_bytes_on_cuda
 from ._problem import Problem
 from ._progress import progress_bar
@@ -53,6 +53,7 @@ def attend(
     loop_order: LoopOrder = "auto",
     workspace: Array | None = None,
     workspace_limit: int | None = None,
+    arithmetic: Arithmetic = "storage",
     num_threads: int | None = None,
     isa: Isa = "best",
     max_kv_blocks: int | None = None,
@@ -104,6 +105,8 @@ def attend(
         workspace: memory for partial results, of any type, 64-byte aligned (CUDA: 256), of `workspace_bytes` bytes or
             more; None = allocated for the call (CUDA: by q's library).
         workspace_limit: most bytes of partial results that lie in memory at a time; None = 288 MiB (CUDA: 1,280 MiB).
+        arithmetic: on the CPU; "storage" takes the stored numbers exactly, "int8" rounds q, and k less its mean, to 8
+            bits first, v and the weights of the softmax to 8 or 16: in q_outer, where `kernels` has one that runs.
         num_threads: on the CPU; None = as many as OpenMP would use.
         isa: instruction set on the CPU; "best" = the best that has a kernel for the call.
         max_kv_blocks: on CUDA, a bound of the key blocks of all sequences together, which saves time and workspace
@@ -130,18 +133,20 @@ def attend(
             q, k, v, block_index, causal=causal, softmax_scale=softmax_scale, kv_block_size=kv_block_size,
             cu_seqlens_q=cu_seqlens_q, cu_seqlens_kv=cu_seqlens_kv, kv_lens=kv_lens, block_table=block_table,
             q_scale=q_scale, k_scale=k_scale, v_scale=v_scale, out=out, lse=lse, return_lse=return_lse,
-            loop_order=loop_order, workspace=workspace, workspace_limit=workspace_limit, num_threads=num_threads,
-            isa=isa, max_kv_blocks=max_kv_blocks, tile_tokens=tile_tokens, stream=stream, progress=progress)
+            loop_order=loop_order, workspace=workspace, workspace_limit=workspace_limit, arithmetic=arithmetic,
+            num_threads=num_threads, isa=isa, max_kv_blocks=max_kv_blocks, tile_tokens=tile_tokens, stream=stream,
+            progress=progress)
     if max_kv_blocks is not None or tile_tokens is not None or stream is not None:  # likewise
         refuse_cuda_arguments(max_kv_blocks=max_kv_blocks, tile_tokens=tile_tokens, stream=stream)
     call = _core.Call(q, k, v, None, None, block_table, q_scale, k_scale, v_scale, cu_seqlens_q, cu_seqlens_kv, kv_lens,
                       kv_block_size, 1, causal, softmax_scale)
     out, lse = outputs(q, out, lse, return_lse)
     if not progress:  # without the bar, for the sake of the smallest calls
-        call.attend(block_index, out, lse, workspace, loop_order, workspace_limit, num_threads, isa, None)
+        call.attend(block_index, out, lse, workspace, loop_order, workspace_limit, arithmetic, num_threads, isa, None)
     else:
         with progress_bar(progress, "attend") as counters:
-            call.attend(block_index, out, lse, workspace, loop_order, workspace_limit, num_threads, isa, counters)
+            call.attend(block_index, out, lse, workspace, loop_order, workspace_limit, arithmetic, num_threads, isa,
+                        counters)
     return (out, lse) if return_lse else out
 
 
@@ -233,6 +238,7 @@ def plan(
     block_table: Array | None = None,
     loop_order: LoopOrder = "auto",
     workspace_limit: int | None = None,
+    arithmetic: Arithmetic = "storage",
     num_threads: int | None = None,
     isa: Isa = "best",
 ) -> Plan:
@@ -243,7 +249,7 @@ def plan(
     """
     call = _core.Call(q, k, None, None, None, block_table, None, None, None, cu_seqlens_q, cu_seqlens_kv, kv_lens,
                       kv_block_size, 1, causal, softmax_scale)
-    return Plan(call.plan(block_index, loop_order, workspace_limit, num_threads, isa), num_threads, isa)
+    return Plan(call.plan(block_index, loop_order, workspace_limit, arithmetic, num_threads, isa), num_threads, isa)
 
 
 def explain(
@@ -260,6 +266,7 @@ def explain(
     block_table: Array | None = None,
     loop_order: LoopOrder = "auto",
     workspace_limit: int | None = None,
+    arithmetic: Arithmetic = "storage",
     num_threads: int | None = None,
     isa: Isa = "best",
     max_kv_blocks: int | None = None,
@@ -275,15 +282,16 @@ def explain(
         return explain_on_cuda(
             q, k, block_index, causal=causal, softmax_scale=softmax_scale, kv_block_size=kv_block_size,
             cu_seqlens_q=cu_seqlens_q, cu_seqlens_kv=cu_seqlens_kv, kv_lens=kv_lens, block_table=block_table,
-            loop_order=loop_order, workspace_limit=workspace_limit, num_threads=num_threads, isa=isa,
-            max_kv_blocks=max_kv_blocks, tile_tokens=tile_tokens)
+            loop_order=loop_order, workspace_limit=workspace_limit, arithmetic=arithmetic, num_threads=num_threads,
+            isa=isa, max_kv_blocks=max_kv_blocks, tile_tokens=tile_tokens)
     refuse_cuda_arguments(max_kv_blocks=max_kv_blocks, tile_tokens=tile_tokens)
     if block_index is None:
         raise _core.Error("block_index: got None, expected i32 [num_kv_heads, total_q, capacity]")
     return plan(
         q, k, block_index, causal=causal, softmax_scale=softmax_scale, kv_block_size=kv_block_size,
         cu_seqlens_q=cu_seqlens_q, cu_seqlens_kv=cu_seqlens_kv, kv_lens=kv_lens, block_table=block_table,
-        loop_order=loop_order, workspace_limit=workspace_limit, num_threads=num_threads, isa=isa).explanation
+        loop_order=loop_order, workspace_limit=workspace_limit, arithmetic=arithmetic, num_threads=num_threads,
+        isa=isa).explanation
 
 
 def workspace_bytes(
@@ -308,6 +316,7 @@ def workspace_bytes(
     v_scale: Scale | None = None,
     loop_order: LoopOrder = "auto",
     workspace_limit: int | None = None,
+    arithmetic: Arithmetic = "storage",
     num_threads: int | None = None,
     isa: Isa = "best",
     max_kv_blocks: int | None = None,
@@ -333,7 +342,8 @@ def workspace_bytes(
             q, k, v, block_index, causal=causal, softmax_scale=softmax_scale, kv_block_size=kv_block_size,
             cu_seqlens_q=cu_seqlens_q, cu_seqlens_kv=cu_seqlens_kv, kv_lens=kv_lens, block_table=block_table,
             q_scale=q_scale, k_scale=k_scale, v_scale=v_scale, loop_order=loop_order, workspace_limit=workspace_limit,
-            num_threads=num_threads, isa=isa, max_kv_blocks=max_kv_blocks, tile_tokens=tile_tokens, choice=choice)
+            arithmetic=arithmetic, num_threads=num_threads, isa=isa, max_kv_blocks=max_kv_blocks,
+            tile_tokens=tile_tokens, choice=choice)
     refuse_cuda_arguments(router=router, index_q=index_q, index_k=index_k, max_kv_blocks=max_kv_blocks, tile_tokens=tile_tokens,
                           dense_up_to=dense_up_to)
     if block_index is None:
@@ -341,4 +351,5 @@ def workspace_bytes(
     return plan(
         q, k, block_index, causal=causal, softmax_scale=softmax_scale, kv_block_size=kv_block_size,
         cu_seqlens_q=cu_seqlens_q, cu_seqlens_kv=cu_seqlens_kv, kv_lens=kv_lens, block_table=block_table,
-        loop_order=loop_order, workspace_limit=workspace_limit, num_threads=num_threads, isa=isa).workspace_bytes
+        loop_order=loop_order, workspace_limit=workspace_limit, arithmetic=arithmetic, num_threads=num_threads,
+        isa=isa).workspace_bytes

@@ -11,10 +11,11 @@ from ._arrays import Array
 if TYPE_CHECKING:
     from ._layout import Layout
 
+Arithmetic = Literal["storage", "int8"]
 LoopOrder = Literal["auto", "q_outer", "kv_outer"]
 Router = Literal["index", "qk_max", "mean_pool", "oracle", "random"]
 VideoRouter = Literal["mean_pool", "oracle", "random"]
-Isa = Literal["best", "portable", "avx2", "avx512", "avx512_bf16", "amx"]
+Isa = Literal["best", "portable", "avx2", "avx512", "avx512_vnni", "avx512_bf16", "amx"]
 Lengths = Array | Sequence[int]
 Scale = Array | float
 
@@ -57,6 +58,12 @@ class Planning(TypedDict, total=False):
 
     loop_order: LoopOrder
     workspace_limit: int | None
+
+
+class Computing(TypedDict, total=False):
+    """What a call multiplies."""
+
+    arithmetic: Arithmetic
 
 
 class Outputs(TypedDict, total=False):
@@ -111,7 +118,7 @@ class Measuring(Sizes, KeyScales, Threads, Forced, total=False):
     sample_every: int
 
 
-class Attending(Sizes, KeyScales, ValueScale, Threads, Outputs, Planning, Device, total=False):
+class Attending(Sizes, KeyScales, ValueScale, Threads, Outputs, Planning, Computing, Device, total=False):
     """The keyword arguments of attend."""
 
 
@@ -144,7 +151,7 @@ class VideoRouting(Threads, total=False):
     kv_block_size: int
 
 
-class VideoAttending(VideoRouting, total=False):
+class VideoAttending(VideoRouting, Computing, total=False):
     """The keyword arguments of video_attention."""
 
     layout: Layout

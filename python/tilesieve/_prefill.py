@@ -25,11 +25,11 @@ class Choice(NamedTuple):
 def attend_on_cuda(
     q: Any, k: Any, v: Any, block_index: Any, *, causal: Any, softmax_scale: Any, kv_block_size: Any, cu_seqlens_q: Any,
     cu_seqlens_kv: Any, kv_lens: Any, block_table: Any, q_scale: Any, k_scale: Any, v_scale: Any, out: Any, lse: Any,
-    return_lse: bool, loop_order: Any, workspace: Any, workspace_limit: Any, num_threads: Any, isa: Any,
-    max_kv_blocks: Any, tile_tokens: Any, stream: Any, progress: Any, choice: Choice | None = None,
+    return_lse: bool, loop_order: Any, workspace: Any, workspace_limit: Any, arithmetic: Any, num_threads: Any,
+    isa: Any, max_kv_blocks: Any, tile_tokens: Any, stream: Any, progress: Any, choice: Choice | None = None,
 ) -> Any:
     """`attend` where q lies on a CUDA device, and with a choice `sparse_prefill`."""
-    _refuse_cpu_arguments(num_threads, isa, progress)
+    _refuse_cpu_arguments(num_threads, isa, progress, arithmetic)
     handle = handle_of(stream)
     if handle is not None:  # what q's library allocates belongs to its current stream, and may be reused there
         lengths = ("kv_lens", kv_lens) if block_table is not None else ("cu_seqlens_kv", cu_seqlens_kv)
@@ -53,10 +53,11 @@ def attend_on_cuda(
 def workspace_bytes_on_cuda(
     q: Any, k: Any, v: Any, block_index: Any, *, causal: Any, softmax_scale: Any, kv_block_size: Any, cu_seqlens_q: Any,
     cu_seqlens_kv: Any, kv_lens: Any, block_table: Any, q_scale: Any, k_scale: Any, v_scale: Any, loop_order: Any,
-    workspace_limit: Any, num_threads: Any, isa: Any, max_kv_blocks: Any, tile_tokens: Any, choice: Choice | None,
+    workspace_limit: Any, arithmetic: Any, num_threads: Any, isa: Any, max_kv_blocks: Any, tile_tokens: Any,
+    choice: Choice | None,
 ) -> int:
     """`workspace_bytes` where q lies on a CUDA device."""
-    _refuse_cpu_arguments(num_threads, isa, False)
+    _refuse_cpu_arguments(num_threads, isa, False, arithmetic)
     cu_seqlens_q, cu_seqlens_kv = _lengths(q, k, cu_seqlens_q, cu_seqlens_kv, block_table)
     call = _core.PrefillCall(q, k, v, block_index, cu_seqlens_q, cu_seqlens_kv, kv_lens, block_table, q_scale, k_scale,
                              v_scale, None, None, kv_block_size, causal, softmax_scale, loop_order, workspace_limit,
@@ -68,11 +69,11 @@ def workspace_bytes_on_cuda(
 
 def explain_on_cuda(
     q: Any, k: Any, block_index: Any, *, causal: Any, softmax_scale: Any, kv_block_size: Any, cu_seqlens_q: Any,
-    cu_seqlens_kv: Any, kv_lens: Any, block_table: Any, loop_order: Any, workspace_limit: Any, num_threads: Any,
-    isa: Any, max_kv_blocks: Any, tile_tokens: Any,
+    cu_seqlens_kv: Any, kv_lens: Any, block_table: Any, loop_order: Any, workspace_limit: Any, arithmetic: Any,
+    num_threads: Any, isa: Any, max_kv_blocks: Any, tile_tokens: Any,
 ) -> str:
     """`explain` where q lies on a CUDA device."""
-    _refuse_cpu_arguments(num_threads, isa, False)
+    _refuse_cpu_arguments(num_threads, isa, False, arithmetic)
     cu_seqlens_q, cu_seqlens_kv = _lengths(q, k, cu_seqlens_q, cu_seqlens_kv, block_table)
     v = k  # of the same shape and type, and not read
     call = _core.PrefillCall(q, k, v, block_index, cu_seqlens_q, cu_seqlens_kv, kv_lens, block_table, None, None, None,
@@ -110,8 +111,9 @@ def _refuse_other_libraries(argument: str, array: Any) -> None:
                           "of PyTorch or CuPy")
 
 
-def _refuse_cpu_arguments(num_threads: Any, isa: Any, progress: Any) -> None:
-    for name, got in (("num_threads", num_threads is not None), ("isa", isa != "best"), ("progress", progress)):
+def _refuse_cpu_arguments(num_threads: Any, isa: Any, progress: Any, arithmetic: Any = "storage") -> None:
+    for name, got in (("num_threads", num_threads is not None), ("isa", isa != "best"), ("progress", progress),
+                      ("arithmetic", arithmetic != "storage")):
         if got:
             raise _core.Error(f"{name}: is for calls on the CPU, and q lies on a CUDA device")
 

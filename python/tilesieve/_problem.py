@@ -8,7 +8,7 @@ from dataclasses import KW_ONLY, dataclass
 from typing import Literal
 
 from . import _core
-from ._options import Isa
+from ._options import Arithmetic, Isa
 
 DType = Literal["f32", "bf16", "f16", "e4m3"]
 
@@ -32,6 +32,7 @@ class Problem:
         softmax_scale: above 0; None = 1 / sqrt(head_dim).
         q_dtype: as queries are stored: "f32", "bf16", "f16" or "e4m3".
         kv_dtype: as keys and values are stored, likewise.
+        arithmetic: "storage" or "int8", as of `attend`.
 
     Raises:
         ValueError: a field that no kernel could honour.
@@ -52,6 +53,7 @@ class Problem:
     softmax_scale: float | None = None
     q_dtype: DType = "f32"
     kv_dtype: DType = "f32"
+    arithmetic: Arithmetic = "storage"
 
     def __post_init__(self) -> None:
         for name, value in _core.validated_problem(self).items():  # plain numbers and tuples, which hash and compare
@@ -75,12 +77,14 @@ class Kernel:
     Attributes:
         name: "avx512.q_outer.bf16", "sm90.kv_outer.e4m3.d128.b128".
         device: "cpu" or "cuda".
+        arithmetic: of the factors of both products: "f32", "bf16", "e4m3", or "i8" for a problem's "int8".
         available: this machine can run it.
         why_not: why it cannot run, here or the problem that was asked for; "" where it can.
     """
 
     name: str
     device: str
+    arithmetic: str
     available: bool
     why_not: str
 

@@ -1,15 +1,37 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A progress bar over a call: the engine's threads count, and a thread here looks at the counters."""
+"""Progress bars: over a call, whose threads count while a thread here looks at the counters, and over frames."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from typing import Any, TypeVar
 
 from . import _core
 
 REDRAW_SECONDS = 0.1
+T = TypeVar("T")
+
+
+def tqdm_bar(text: str, unit: str, total: int | None = None) -> Any:
+    """A bar of tqdm, which the package does without where no bar is wanted."""
+    try:
+        from tqdm.auto import tqdm
+    except ImportError:
+        raise ImportError("progress: needs the package tqdm: pip install tilesieve[progress]") from None
+    return tqdm(desc=text, unit=unit, total=total)
+
+
+def counted(wanted: bool, text: str, frames: Iterable[T], total: int | None) -> Iterator[T]:
+    """The frames, with a bar that counts them where one is wanted."""
+    if not wanted:
+        yield from frames
+        return
+    with tqdm_bar(text, "frame", total) as bar:
+        for frame in frames:
+            yield frame
+            bar.update()
 
 
 @contextmanager
@@ -18,14 +40,11 @@ def progress_bar(wanted: bool, text: str) -> Iterator[_core.Progress | None]:
     if not wanted:
         yield None
         return
-    try:
-        from tqdm.auto import tqdm
-    except ImportError:
-        raise ImportError("progress: needs the package tqdm: pip install tilesieve[progress]") from None
     counters, finished = _core.Progress(), threading.Event()
+    made = tqdm_bar(text, "item")
 
     def watch() -> None:
-        with tqdm(desc=text, unit="item") as bar:
+        with made as bar:
             over = False
             while not over:
                 over = finished.wait(REDRAW_SECONDS)

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from . import _core
 from ._arrays import A, Array, in_library_of, on_cuda
 from ._attend import attend, refuse_cuda_arguments
-from ._options import Isa, Lengths, LoopOrder, Prefilling, Router, Routing, Scale, Scoring
+from ._options import Arithmetic, Isa, Lengths, LoopOrder, Prefilling, Router, Routing, Scale, Scoring
 from ._prefill import Choice, attend_on_cuda, route_on_cuda
 from ._progress import progress_bar
 
@@ -189,6 +189,7 @@ def sparse_prefill(
     loop_order: LoopOrder = "auto",
     workspace: Array | None = None,
     workspace_limit: int | None = None,
+    arithmetic: Arithmetic = "storage",
     num_threads: int | None = None,
     isa: Isa = "best",
     max_kv_blocks: int | None = None,
@@ -213,8 +214,9 @@ def sparse_prefill(
             q, k, v, None, causal=causal, softmax_scale=softmax_scale, kv_block_size=kv_block_size,
             cu_seqlens_q=cu_seqlens_q, cu_seqlens_kv=cu_seqlens_kv, kv_lens=kv_lens, block_table=block_table,
             q_scale=q_scale, k_scale=k_scale, v_scale=v_scale, out=out, lse=lse, return_lse=return_lse,
-            loop_order=loop_order, workspace=workspace, workspace_limit=workspace_limit, num_threads=num_threads,
-            isa=isa, max_kv_blocks=max_kv_blocks, tile_tokens=tile_tokens, stream=stream, progress=progress,
+            loop_order=loop_order, workspace=workspace, workspace_limit=workspace_limit, arithmetic=arithmetic,
+            num_threads=num_threads, isa=isa, max_kv_blocks=max_kv_blocks, tile_tokens=tile_tokens, stream=stream,
+            progress=progress,
             choice=Choice(name, index_q, index_k, top_k, local_blocks, init_blocks, dense_up_to))
     refuse_cuda_arguments(max_kv_blocks=max_kv_blocks, tile_tokens=tile_tokens, dense_up_to=dense_up_to, stream=stream)
     if on_cuda(index_q):
@@ -228,5 +230,5 @@ def sparse_prefill(
         q, k, v, block_index, causal=causal, softmax_scale=softmax_scale, kv_block_size=kv_block_size,
         cu_seqlens_q=cu_seqlens_q, cu_seqlens_kv=cu_seqlens_kv, kv_lens=kv_lens, block_table=block_table,
         q_scale=q_scale, k_scale=k_scale, v_scale=v_scale, out=out, lse=lse, return_lse=return_lse,
-        loop_order=loop_order, workspace=workspace, workspace_limit=workspace_limit, num_threads=num_threads, isa=isa,
-        progress=progress)
+        loop_order=loop_order, workspace=workspace, workspace_limit=workspace_limit, arithmetic=arithmetic,
+        num_threads=num_threads, isa=isa, progress=progress)

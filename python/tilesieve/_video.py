@@ -14,7 +14,7 @@ import numpy.typing as npt
 from . import _core
 from ._arrays import A, Array, in_library_of, outputs
 from ._layout import Layout, LayoutTable
-from ._options import Isa, VideoAttending, VideoRouter, VideoRouting
+from ._options import Arithmetic, Isa, VideoAttending, VideoRouter, VideoRouting
 from ._progress import progress_bar
 
 
@@ -200,6 +200,7 @@ def video_attention(
     out: Any = None,
     lse: Any = None,
     return_lse: bool = False,
+    arithmetic: Arithmetic = "storage",
     num_threads: int | None = None,
     isa: Isa = "best",
     progress: bool = False,
@@ -226,6 +227,7 @@ def video_attention(
         out: as of `attend`.
         lse: as of `attend`.
         return_lse: as of `attend`.
+        arithmetic: as of `attend`; blocks are chosen by q and k as they are stored.
         num_threads: as of `attend`.
         isa: as of `attend`.
         progress: as of `attend`; the bar counts KV heads.
@@ -241,7 +243,7 @@ def video_attention(
     out, lse = outputs(q, out, lse, return_lse)
     with progress_bar(progress, "video_attention") as counters:
         call.attend(layout, layer, head_begin, router, budget, num_routed, forced_inside_budget, seed, out, lse,
-                    num_threads, isa, counters)
+                    arithmetic, num_threads, isa, counters)
     return (out, lse) if return_lse else out
 
 

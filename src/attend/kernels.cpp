@@ -14,7 +14,10 @@ namespace tilesieve {
 
 TILESIEVE_VECTOR_TABLE(AttendOps, kAttendOps)
 TILESIEVE_IF_X86(TILESIEVE_DECLARE_IN(avx512_bf16, AttendOps, kAttendOps)
-                     TILESIEVE_DECLARE_IN(amx, AttendOps, kAttendOps)
+                     TILESIEVE_DECLARE_IN(amx, AttendOps, kAttendOps))
+TILESIEVE_DECLARE_IN(portable, AttendOps, kInt8AttendOps)
+TILESIEVE_IF_X86(TILESIEVE_DECLARE_IN(avx2, AttendOps, kInt8AttendOps)
+                     TILESIEVE_DECLARE_IN(avx512_vnni, AttendOps, kInt8AttendOps)
                          TILESIEVE_DECLARE_IN(amx, AttendOps, kInt8AttendOps))
 
 namespace {
@@ -25,6 +28,16 @@ const AttendOps& int8_attend_ops(Isa isa) {
     case Isa::amx:
       return amx::kInt8AttendOps;
 #endif
+#if defined(TILESIEVE_HAS_avx512_vnni)
+    case Isa::avx512_vnni:
+      return avx512_vnni::kInt8AttendOps;
+#endif
+#if defined(TILESIEVE_HAS_avx2)
+    case Isa::avx2:
+      return avx2::kInt8AttendOps;
+#endif
+    case Isa::portable:
+      return portable::kInt8AttendOps;
     default:
       fail("execution.isa: {} has no kernels in int8", name_of(isa));
   }
@@ -85,6 +98,13 @@ const std::vector<IsaKernels>& isa_kernels() {
 #if defined(TILESIEVE_HAS_amx)
       {Isa::amx, DType::i8, all, tiles},
 #endif
+#if defined(TILESIEVE_HAS_avx512_vnni)
+      {Isa::avx512_vnni, DType::i8, all, vectors},
+#endif
+#if defined(TILESIEVE_HAS_avx2)
+      {Isa::avx2, DType::i8, all, vectors},
+#endif
+      {Isa::portable, DType::i8, all, vectors},
   };
   return rows;
 }

@@ -24,7 +24,7 @@ TILESIEVE_IF_X86(TILESIEVE_DECLARE_IN(amx, BlockMaxOps, kBlockMaxOps))
 
 namespace {
 
-constexpr Isa kIsas[] = {Isa::portable, Isa::avx2, Isa::avx512, Isa::avx512_bf16, Isa::amx};
+constexpr Isa kIsas[] = {Isa::portable, Isa::avx2, Isa::avx512, Isa::avx512_vnni, Isa::avx512_bf16, Isa::amx};
 
 bool has_avx512() {
 #if defined(TILESIEVE_HAS_avx512)
@@ -60,6 +60,8 @@ std::string_view name_of(Isa isa) {
       return "avx2";
     case Isa::avx512:
       return "avx512";
+    case Isa::avx512_vnni:
+      return "avx512_vnni";
     case Isa::avx512_bf16:
       return "avx512_bf16";
     case Isa::amx:
@@ -75,7 +77,7 @@ Isa parse_isa(std::string_view name) {
     if (is_spelling_of(name, name_of(isa))) return isa;
   }
   if (name == name_of(Isa::best)) return Isa::best;
-  fail("isa: got '{}', expected portable, avx2, avx512, avx512_bf16, amx or best", name);
+  fail("isa: got '{}', expected portable, avx2, avx512, avx512_vnni, avx512_bf16, amx or best", name);
 }
 
 bool is_available(Isa isa) {
@@ -89,6 +91,10 @@ bool is_available(Isa isa) {
 #endif
     case Isa::avx512:
       return has_avx512();
+#if defined(TILESIEVE_HAS_avx512_vnni)
+    case Isa::avx512_vnni:
+      return has_avx512() && __builtin_cpu_supports("avx512vnni");
+#endif
 #if defined(TILESIEVE_HAS_avx512_bf16)
     case Isa::avx512_bf16:
       return has_avx512() && __builtin_cpu_supports("avx512bf16");

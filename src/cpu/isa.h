@@ -26,8 +26,8 @@ namespace tilesieve {
 // Throws Error when this machine or this build lacks the set.
 void check_available(Isa isa);
 
-// The set whose vectors carry everything but the products of `isa`: avx512 under avx512_bf16 and amx, the best vector
-// set of this machine for Isa::best. Throws Error as check_available does.
+// The set whose vectors carry everything but the products of `isa`: avx512 under avx512_vnni, avx512_bf16 and amx, the
+// best vector set of this machine for Isa::best. Throws Error as check_available does.
 Isa vector_isa(Isa isa);
 
 template <class T>

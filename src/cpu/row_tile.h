@@ -6,7 +6,8 @@
 // between rows, any head_dim; the maximum and the sum of a softmax are vertical; and what happens in a lane does not
 // depend on its neighbours, so a row's bits are the same in every tile, batch, schedule and number of threads.
 //
-// A Unit is what one lane multiplies in one step: a float, or a pair of bf16 (pair_unit.h).
+// A Unit is what one lane multiplies in one step: a float, a pair of bf16 (pair_unit.h) or two to four codes of 8 bits
+// (code_unit.h), whose sums are integers. Lanes may hold another type than what is broadcast.
 #pragma once
 
 #include <cstdint>
@@ -25,9 +26,9 @@ TILESIEVE_INLINE Vec::Reg broadcast_unit(const float* p) { return Vec::set1(*p);
 TILESIEVE_INLINE Vec::Reg multiply_add(Vec::Reg a, Vec::Reg b, Vec::Reg acc) { return Vec::fma(a, b, acc); }
 
 // acc[i][n] += sum over steps s of a[i * a_row + s * a_step] * b[s * b_step + n * kLanes ...], in ascending s.
-template <int M, int N, class Unit>
-TILESIEVE_INLINE void tile_product(const Unit* a, int64_t a_row, int64_t a_step, int64_t num_steps, const Unit* b,
-                                   int64_t b_step, Vec::Reg (&acc)[M][N]) {
+template <int M, int N, class Unit, class LaneUnit, class Sum>
+TILESIEVE_INLINE void tile_product(const Unit* a, int64_t a_row, int64_t a_step, int64_t num_steps, const LaneUnit* b,
+                                   int64_t b_step, Sum (&acc)[M][N]) {
   for (int64_t s = 0; s < num_steps; ++s) {
     decltype(load_units(b)) vectors[N];
 #pragma GCC unroll 8
@@ -44,16 +45,18 @@ TILESIEVE_INLINE void tile_product(const Unit* a, int64_t a_row, int64_t a_step,
 }
 
 // q_t [row_units][N * kLanes] = rows, transposed; rows that are missing in the last vector become 0.
-template <int N, class Unit>
-TILESIEVE_INLINE void load_rows(const Unit* const* rows, int num_rows, int64_t row_units, Unit* q_t) {
+template <int N, class Unit, class LaneUnit>
+TILESIEVE_INLINE void load_rows(const Unit* const* rows, int num_rows, int64_t row_units, LaneUnit* q_t) {
   constexpr int64_t kStep = N * Vec::kLanes;
   for (int n = 0; n < N; ++n) {
     const int first = n * Vec::kLanes;
     const int count = num_rows - first < Vec::kLanes ? num_rows - first : Vec::kLanes;
+    // Copied: what holds pointers to units may not be read as if it held pointers to floats.
+    const float* lanes[Vec::kLanes];
+    for (int i = 0; i < count; ++i) lanes[i] = reinterpret_cast<const float*>(rows[first + i]);
     for (int64_t d = 0; d < row_units; d += Vec::kLanes) {
       const int columns = row_units - d < Vec::kLanes ? static_cast<int>(row_units - d) : Vec::kLanes;
-      Vec::transpose_in(reinterpret_cast<const float* const*>(rows) + first, count, d, columns,
-                        reinterpret_cast<float*>(q_t) + d * kStep + first, kStep);
+      Vec::transpose_in(lanes, count, d, columns, reinterpret_cast<float*>(q_t) + d * kStep + first, kStep);
     }
   }
 }
@@ -64,6 +67,17 @@ struct KeyRows {
   const Unit* data;
   int64_t stride;
   int64_t count;
+
+  // What key j's sums begin with, and what makes scores of the sums of M keys from `first` on.
+  TILESIEVE_INLINE static Vec::Reg start(int64_t /*j*/) { return Vec::zero(); }
+  template <int M, int N>
+  TILESIEVE_INLINE static void to_scores(int64_t /*first*/, const Vec::Reg (&sums)[M][N], Vec::Reg (&scores)[M][N]) {
+#pragma GCC unroll 8
+    for (int i = 0; i < M; ++i) {
+#pragma GCC unroll 8
+      for (int n = 0; n < N; ++n) scores[i][n] = sums[i][n];
+    }
+  }
 };
 using KeyBlock = KeyRows<float>;
 
@@ -86,31 +100,33 @@ struct RowsAhead {
 
 // Calls on_scores(j, scores[N]) for M keys from `first` on. A score beyond its row's limit is -inf, whatever the key
 // holds. limits [N * kLanes], or nullptr when every row sees every key.
-template <int M, int N, class Unit, class OnScores>
-TILESIEVE_INLINE void scores_of_keys(const Unit* q_t, int64_t row_units, const KeyRows<Unit>& keys, int64_t first,
+template <int M, int N, class LaneUnit, class Unit, class OnScores>
+TILESIEVE_INLINE void scores_of_keys(const LaneUnit* q_t, int64_t row_units, const KeyRows<Unit>& keys, int64_t first,
                                      const int32_t* limits, OnScores& on_scores) {
-  Vec::Reg acc[M][N];
+  decltype(keys.start(0)) sums[M][N];
 #pragma GCC unroll 8
   for (int i = 0; i < M; ++i) {
 #pragma GCC unroll 8
-    for (int n = 0; n < N; ++n) acc[i][n] = Vec::zero();
+    for (int n = 0; n < N; ++n) sums[i][n] = keys.start(first + i);
   }
-  tile_product<M, N>(keys.data + first * keys.stride, keys.stride, 1, row_units, q_t, N * Vec::kLanes, acc);
+  tile_product<M, N>(keys.data + first * keys.stride, keys.stride, 1, row_units, q_t, N * Vec::kLanes, sums);
+  Vec::Reg scores[M][N];
+  keys.to_scores(first, sums, scores);
   if (limits != nullptr) {
 #pragma GCC unroll 8
     for (int n = 0; n < N; ++n) {
       const Vec::Ints limit = Vec::load_ints(limits + n * Vec::kLanes);
 #pragma GCC unroll 8
-      for (int i = 0; i < M; ++i) acc[i][n] = Vec::keep_below(acc[i][n], limit, static_cast<int32_t>(first) + i);
+      for (int i = 0; i < M; ++i) scores[i][n] = Vec::keep_below(scores[i][n], limit, static_cast<int32_t>(first) + i);
     }
   }
 #pragma GCC unroll 8
-  for (int i = 0; i < M; ++i) on_scores(first + i, acc[i]);
+  for (int i = 0; i < M; ++i) on_scores(first + i, scores[i]);
 }
 
 // The scores of a tile of rows against a block of keys, key after key.
-template <int N, class Unit, class OnScores>
-TILESIEVE_INLINE void for_each_score(const Unit* q_t, int64_t row_units, const KeyRows<Unit>& keys,
+template <int N, class LaneUnit, class Unit, class OnScores>
+TILESIEVE_INLINE void for_each_score(const LaneUnit* q_t, int64_t row_units, const KeyRows<Unit>& keys,
                                      const int32_t* limits, OnScores on_scores) {
   constexpr int M = Vec::kTileSteps;
   int64_t j = 0;

@@ -20,10 +20,11 @@ TILESIEVE_INLINE Vec::Reg merge_sums(Vec::Reg old_l, Vec::Reg old_share, Vec::Re
 // What turns a row's output into its softmax average: 1 / l, and 0 for a row that has seen nothing.
 TILESIEVE_INLINE float normaliser_of(float l) { return l == 0.0f ? 0.0f : 1.0f / l; }
 
-// Natural log of the sum over exp of the scaled logits; -inf for a row that has seen nothing.
-TILESIEVE_INLINE float lse_of(float m, float l) {
+// Natural log of the sum over exp of the scaled logits, all of which lack `shift`; -inf for a row that has seen
+// nothing, whatever its shift is.
+TILESIEVE_INLINE float lse_of(float m, float l, float shift = 0.0f) {
   constexpr float kLn2 = 0.693147180559945309f;
-  return l == 0.0f ? -__builtin_inff() : kLn2 * (m + __builtin_log2f(l));
+  return l == 0.0f ? -__builtin_inff() : kLn2 * (m + __builtin_log2f(l)) + shift;
 }
 
 // Shares of a tile's state and of the block that joins it.

@@ -10,9 +10,10 @@ namespace tilesieve::TILESIEVE_ISA {
 
 // Writes the scores s [keys.count][N * kLanes], not scaled, and raises m to scale_log2 times the largest of each row.
 // Rows of `ahead` are fetched along the way.
-template <int N, class Unit>
-TILESIEVE_INLINE void score_block(const Unit* q_t, int64_t row_units, const KeyRows<Unit>& keys, const int32_t* limits,
-                                  const RowsAhead& ahead, float scale_log2, float* s, Vec::Reg (&m)[N]) {
+template <int N, class LaneUnit, class Unit>
+TILESIEVE_INLINE void score_block(const LaneUnit* q_t, int64_t row_units, const KeyRows<Unit>& keys,
+                                  const int32_t* limits, const RowsAhead& ahead, float scale_log2, float* s,
+                                  Vec::Reg (&m)[N]) {
   Vec::Reg largest[N];
   for (int n = 0; n < N; ++n) largest[n] = Vec::set1(-__builtin_inff());
   for_each_score<N>(q_t, row_units, keys, limits, [&](int64_t j, const Vec::Reg(&scores)[N]) {

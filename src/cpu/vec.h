@@ -10,6 +10,6 @@
 #include "cpu/vec_portable.h"
 #elif defined(TILESIEVE_ISA_IS_avx2)
 #include "cpu/vec_avx2.h"
-#else  // avx512, and avx512_bf16 and amx, which have all of it
+#else  // avx512, and avx512_vnni, avx512_bf16 and amx, which have all of it
 #include "cpu/vec_avx512.h"
 #endif

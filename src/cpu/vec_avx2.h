@@ -81,11 +81,29 @@ struct Vec {
   }
 
   static Ints load_ints(const int32_t* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }
+  static void store_ints(uint32_t* p, Ints x) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), x); }
+  static Ints set1_int(int32_t x) { return _mm256_set1_epi32(x); }
+  // To the nearest integers, ties to even; any bits for what an int32 does not hold.
+  static Ints round_to_ints(Reg x) { return _mm256_cvtps_epi32(x); }
+  static Reg to_floats(Ints x) { return _mm256_cvtepi32_ps(x); }
+  static Ints low_byte(Ints x) { return _mm256_and_si256(x, _mm256_set1_epi32(0xff)); }
+  // Bytes a, b, c, d of a lane from the lowest to the highest: a, b and c are single bytes, of d the lowest is taken.
+  static Ints join_bytes(Ints a, Ints b, Ints c, Ints d) {
+    const Ints low = _mm256_or_si256(a, _mm256_slli_epi32(b, 8));
+    return _mm256_or_si256(low, _mm256_or_si256(_mm256_slli_epi32(c, 16), _mm256_slli_epi32(d, 24)));
+  }
+  // Words a and b of a lane, the lower first; of each the lower 16 bits are taken.
+  static Ints join_words(Ints a, Ints b) { return _mm256_blend_epi16(a, _mm256_slli_epi32(b, 16), 0xaa); }
   // x where j < limit in that lane, else -inf.
   static Reg keep_below(Reg x, Ints limit, int32_t j) {
     const Reg keep = _mm256_castsi256_ps(_mm256_cmpgt_epi32(limit, _mm256_set1_epi32(j)));
     return _mm256_blendv_ps(_mm256_set1_ps(-__builtin_inff()), x, keep);
   }
+  // Lanes where a < b; a + b there and a elsewhere; one or the other.
+  using Mask = __m256;
+  static Mask below(Reg a, Reg b) { return _mm256_cmp_ps(a, b, _CMP_LT_OQ); }
+  static Reg add_where(Mask mask, Reg a, Reg b) { return _mm256_add_ps(a, _mm256_and_ps(mask, b)); }
+  static Reg choose(Mask mask, Reg yes, Reg no) { return _mm256_blendv_ps(no, yes, mask); }
   static Reg zero_where_minus_inf(Reg x) {
     return _mm256_and_ps(x, _mm256_cmp_ps(x, _mm256_set1_ps(-__builtin_inff()), _CMP_NEQ_UQ));
   }

@@ -79,11 +79,29 @@ struct Vec {
   }
 
   static Ints load_ints(const int32_t* p) { return _mm512_loadu_si512(p); }
+  static void store_ints(uint32_t* p, Ints x) { _mm512_storeu_si512(p, x); }
+  static Ints set1_int(int32_t x) { return _mm512_set1_epi32(x); }
+  // To the nearest integers, ties to even; any bits for what an int32 does not hold.
+  static Ints round_to_ints(Reg x) { return _mm512_cvtps_epi32(x); }
+  static Reg to_floats(Ints x) { return _mm512_cvtepi32_ps(x); }
+  static Ints low_byte(Ints x) { return _mm512_and_si512(x, _mm512_set1_epi32(0xff)); }
+  // Bytes a, b, c, d of a lane from the lowest to the highest: a, b and c are single bytes, of d the lowest is taken.
+  static Ints join_bytes(Ints a, Ints b, Ints c, Ints d) {
+    const Ints low = _mm512_or_si512(a, _mm512_slli_epi32(b, 8));
+    return _mm512_ternarylogic_epi32(low, _mm512_slli_epi32(c, 16), _mm512_slli_epi32(d, 24), 0xfe);
+  }
+  // Words a and b of a lane, the lower first; of each the lower 16 bits are taken.
+  static Ints join_words(Ints a, Ints b) { return _mm512_mask_blend_epi16(0xaaaaaaaa, a, _mm512_slli_epi32(b, 16)); }
   // x where j < limit in that lane, else -inf.
   static Reg keep_below(Reg x, Ints limit, int32_t j) {
     const __mmask16 keep = _mm512_cmpgt_epi32_mask(limit, _mm512_set1_epi32(j));
     return _mm512_mask_mov_ps(_mm512_set1_ps(-__builtin_inff()), keep, x);
   }
+  // Lanes where a < b; a + b there and a elsewhere; one or the other.
+  using Mask = __mmask16;
+  static Mask below(Reg a, Reg b) { return _mm512_cmp_ps_mask(a, b, _CMP_LT_OQ); }
+  static Reg add_where(Mask mask, Reg a, Reg b) { return _mm512_mask_add_ps(a, mask, a, b); }
+  static Reg choose(Mask mask, Reg yes, Reg no) { return _mm512_mask_mov_ps(no, mask, yes); }
   static Reg zero_where_minus_inf(Reg x) {
     const __mmask16 finite = _mm512_cmp_ps_mask(x, _mm512_set1_ps(-__builtin_inff()), _CMP_NEQ_UQ);
     return _mm512_maskz_mov_ps(finite, x);

@@ -93,10 +93,30 @@ struct Vec {
     __builtin_memcpy(&x, p, sizeof x);
     return x;
   }
+  static void store_ints(uint32_t* p, Ints x) { __builtin_memcpy(p, &x, sizeof x); }
+  static Ints set1_int(int32_t x) { return Ints{x, x, x, x}; }
+  // To the nearest integers, ties to even, within 2^22; any bits for others.
+  static Ints round_to_ints(Reg x) {
+    const Reg magic = set1(0x1.8p23f);  // the sum's last place is 1: adding rounds
+    return (Ints)((Unsigned)(x + magic) - (Unsigned)magic);
+  }
+  static Reg to_floats(Ints x) { return __builtin_convertvector(x, Reg); }
+  static Ints low_byte(Ints x) { return x & set1_int(0xff); }
+  // Bytes a, b, c, d of a lane from the lowest to the highest: a, b and c are single bytes, of d the lowest is taken.
+  static Ints join_bytes(Ints a, Ints b, Ints c, Ints d) {
+    return (Ints)((Unsigned)a | (Unsigned)b << 8 | (Unsigned)c << 16 | (Unsigned)d << 24);
+  }
+  // Words a and b of a lane, the lower first; of each the lower 16 bits are taken.
+  static Ints join_words(Ints a, Ints b) { return (Ints)(((Unsigned)a & 0xffffu) | (Unsigned)b << 16); }
   // x where j < limit in that lane, else -inf.
   static Reg keep_below(Reg x, Ints limit, int32_t j) {
     return select(limit > Ints{j, j, j, j}, x, set1(-__builtin_inff()));
   }
+  // Lanes where a < b; a + b there and a elsewhere; one or the other.
+  using Mask = Ints;
+  static Mask below(Reg a, Reg b) { return a < b; }
+  static Reg add_where(Mask mask, Reg a, Reg b) { return a + select(mask, b, zero()); }
+  static Reg choose(Mask mask, Reg yes, Reg no) { return select(mask, yes, no); }
   static Reg zero_where_minus_inf(Reg x) { return select(x == set1(-__builtin_inff()), zero(), x); }
 
   // x * factor, but 0 where m is -inf, whatever x is.

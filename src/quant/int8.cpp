@@ -15,12 +15,15 @@
 namespace tilesieve {
 
 TILESIEVE_VECTOR_TABLE(Int8RowOps, kInt8RowOps)
-TILESIEVE_IF_X86(TILESIEVE_DECLARE_IN(amx, Int8BlockOps, kInt8BlockOps))
+TILESIEVE_DECLARE_IN(portable, Int8BlockOps, kInt8BlockOps)
+TILESIEVE_IF_X86(TILESIEVE_DECLARE_IN(avx2, Int8BlockOps, kInt8BlockOps)
+                     TILESIEVE_DECLARE_IN(avx512_vnni, Int8BlockOps, kInt8BlockOps)
+                         TILESIEVE_DECLARE_IN(amx, Int8BlockOps, kInt8BlockOps))
 
 namespace {
 
 // Sets with kernels in 8 bits, best first.
-constexpr Isa kInt8Isas[] = {Isa::amx};
+constexpr Isa kInt8Isas[] = {Isa::amx, Isa::avx512_vnni, Isa::avx2, Isa::portable};
 
 // Blocks that one work item adds up, then quantises. The items' sums are added in order, whatever the number of
 // threads.
@@ -73,6 +76,16 @@ const Int8BlockOps& int8_block_ops(Isa isa) {
     case Isa::amx:
       return amx::kInt8BlockOps;
 #endif
+#if defined(TILESIEVE_HAS_avx512_vnni)
+    case Isa::avx512_vnni:
+      return avx512_vnni::kInt8BlockOps;
+#endif
+#if defined(TILESIEVE_HAS_avx2)
+    case Isa::avx2:
+      return avx2::kInt8BlockOps;
+#endif
+    case Isa::portable:
+      return portable::kInt8BlockOps;
     default:
       fail("execution.isa: {} has no kernels in int8", name_of(isa));
   }

@@ -14,16 +14,7 @@ int64_t block_bytes(int64_t head_dim, int64_t kv_block_size) { return AmxInt8Blo
 void quantize_keys(const StoredKeys& k, const uint8_t* first, int64_t num_keys, int64_t head_dim, const float* mean,
                    WideRows<kInt8KeyGroup>& rows, uint8_t* tiles, float* scale) {
   const int64_t channels = Int8Row::channels(head_dim);
-  Largest largest;
-  for (int64_t j = 0; j < num_keys; ++j) {
-    rows.load(j, k.dtype, first + j * k.key_stride, head_dim);
-    for (int64_t c = 0; c < head_dim; c += Vec::kLanes) {
-      const Vec::Reg x = Vec::sub(Vec::load(rows.numbers[j] + c), Vec::load(mean + c));
-      largest.see(x);
-      Vec::store(rows.numbers[j] + c, x);
-    }
-  }
-  const Codes codes(largest.value());
+  const Codes codes = load_keys(k, first, num_keys, head_dim, mean, rows);
   *scale = codes.scale;
   for (int64_t j = 0; j < round_to_pairs(num_keys); j += kTileSide) {
     for (int64_t c = 0; c < channels; c += kTileQuads) {

@@ -4,6 +4,7 @@
 
 #include "cpu/int8_layout.h"
 #include "cpu/storage_rows.h"
+#include "cpu/stored_keys.h"
 
 namespace tilesieve::TILESIEVE_ISA {
 
@@ -60,9 +61,27 @@ struct Codes {
     inverse = !finite || largest < kSmallest ? 0.0f : 127.0f / largest;
   }
 
+  // What turns numbers into codes under a scale that is known.
+  TILESIEVE_INLINE static float inverse_of(float scale) { return scale < kSmallest ? 0.0f : 1.0f / scale; }
+
   TILESIEVE_INLINE void store(Vec::Reg x, uint8_t* target) const {
     Vec::store_i8(target, Vec::mul(x, Vec::set1(inverse)));
   }
 };
+
+// rows = up to kInt8KeyGroup keys less their mean; gives what makes codes of them.
+inline Codes load_keys(const StoredKeys& k, const uint8_t* first, int64_t num_keys, int64_t head_dim, const float* mean,
+                       WideRows<kInt8KeyGroup>& rows) {
+  Largest largest;
+  for (int64_t j = 0; j < num_keys; ++j) {
+    rows.load(j, k.dtype, first + j * k.key_stride, head_dim);
+    for (int64_t c = 0; c < head_dim; c += Vec::kLanes) {
+      const Vec::Reg x = Vec::sub(Vec::load(rows.numbers[j] + c), Vec::load(mean + c));
+      largest.see(x);
+      Vec::store(rows.numbers[j] + c, x);
+    }
+  }
+  return Codes(largest.value());
+}
 
 }  // namespace tilesieve::TILESIEVE_ISA

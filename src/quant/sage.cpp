@@ -85,6 +85,10 @@ void check_sage(const Problem& problem, const SageOptions& options, bool has_lis
   if (problem.kv_dtype != problem.q_dtype) {
     fail("problem.kv_dtype: got {}, expected that of q, {}", name_of(problem.kv_dtype), name_of(problem.q_dtype));
   }
+  if (problem.arithmetic != Arithmetic::storage) {
+    fail("problem.arithmetic: got {}, expected storage: Sage's kernels have one of their own",
+         name_of(problem.arithmetic));
+  }
   if (problem.head_dim > kMaxHeadDim) {
     fail("problem.head_dim: got {}, Sage's kernels take up to {}", problem.head_dim, kMaxHeadDim);
   }

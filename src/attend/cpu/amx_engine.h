@@ -185,7 +185,9 @@ struct AmxEngine {
     });
   }
 
-  static void finish(const Tile& tile, float v_scale, float* const* rows) {
+  static float lse_shift(const Tile& /*tile*/, int /*row*/, const HeadTensors& /*t*/) { return 0.0f; }
+
+  static void finish(const Tile& tile, const HeadTensors& /*t*/, float v_scale, float* const* rows) {
     const int64_t dims = channels(tile.head_dim);
     for (int r = 0; r < tile.num_rows; ++r) {
       const Vec::Reg factor = Vec::set1(normaliser_of(tile.l[r]) * v_scale);

@@ -197,7 +197,7 @@ class Strip {
     order_stores_before_tiles();
   }
 
-  // The first j-th score of a row's that it does not see in 16 from j on.
+  // Those of 16 scores from j on that a row sees.
   TILESIEVE_INLINE __mmask16 seen_from(int r, int64_t j) const {
     const int64_t left = limits_[r] - j;
     return left >= Vec::kLanes ? 0xffff : left <= 0 ? 0 : static_cast<__mmask16>((1 << left) - 1);

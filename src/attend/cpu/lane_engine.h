@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Attention with the query rows in the lanes of vectors (cpu/row_tile.h), on floats or on pairs of bf16.
+// Attention with the query rows in the lanes of vectors (cpu/row_tile.h), on floats, pairs of bf16 or codes of 8 bits.
 //
 // What one core owns: a tile of up to kRowsPerTile query rows with its running maximum m, sum l and transposed output
 // o_t. It visits key blocks: scores, softmax in base 2, o_t += p v.
@@ -11,12 +11,16 @@
 
 namespace tilesieve::TILESIEVE_ISA {
 
-// What floats and pairs of bf16 differ in: how stored rows become units, and how scores become weights.
+// What floats, pairs of bf16 and codes of 8 bits differ in: how stored rows become units, and how scores become
+// weights.
 template <class Unit>
 struct LaneUnits;
 
 template <>
 struct LaneUnits<float> {
+  using LaneUnit = float;    // of a query
+  using WeightUnit = float;  // of the weights
+
   static int64_t row_units(int64_t head_dim) { return head_dim; }
 
   // A row of queries or keys: in place, or widened into `space` [row_units].
@@ -46,14 +50,28 @@ struct LaneUnits<float> {
   }
 };
 
+// The values of one block: step s at data + s * stride, `count` of them.
+template <class Unit>
+struct ValueRows {
+  const Unit* data;
+  int64_t stride;
+  int64_t count;
+
+  // What sums begin with, and what makes a channel's output of them.
+  TILESIEVE_INLINE static Vec::Reg start() { return Vec::zero(); }
+  TILESIEVE_INLINE static Vec::Reg to_output(int64_t /*channel*/, Vec::Reg sum) { return sum; }
+};
+
 template <class Unit>
 struct LaneEngine {
   using Units = LaneUnits<Unit>;
+  using LaneUnit = typename Units::LaneUnit;
+  using WeightUnit = typename Units::WeightUnit;
   static constexpr int kRowsPerTile = TILESIEVE_ISA::kRowsPerTile;
   static constexpr int kRowStep = Vec::kLanes;
 
   struct Tile {
-    Unit* q_t;      // [row_units][padded rows]
+    LaneUnit* q_t;  // [row_units][padded rows]
     float* o_t;     // [head_dim][padded rows]
     Unit* q_rows;   // [kRowsPerTile][row_units], queries on their way from another format
     float* m;       // [kRowsPerTile], log2 units
@@ -69,7 +87,7 @@ struct LaneEngine {
 
   static Tile tile_in(uint8_t* scratch, int64_t head_dim, int num_rows) {
     Tile tile;
-    tile.q_t = reinterpret_cast<Unit*>(scratch);
+    tile.q_t = reinterpret_cast<LaneUnit*>(scratch);
     tile.o_t = reinterpret_cast<float*>(tile.q_t + Units::row_units(head_dim) * kRowsPerTile);
     tile.q_rows = reinterpret_cast<Unit*>(tile.o_t + head_dim * kRowsPerTile);
     tile.m = reinterpret_cast<float*>(tile.q_rows + Units::row_units(head_dim) * kRowsPerTile);
@@ -86,6 +104,12 @@ struct LaneEngine {
     for (int r = 0; r < tile.num_rows; ++r) {
       rows[r] = Units::row(dtype, stored[r], tile.head_dim, tile.q_rows + r * row_units);
     }
+    load(tile, rows);
+  }
+
+  // From rows of units.
+  static void load(const Tile& tile, const Unit* const* rows) {
+    const int64_t row_units = Units::row_units(tile.head_dim);
     switch (vectors_for(tile.num_rows)) {
       case 1:
         return load_rows<1>(rows, tile.num_rows, row_units, tile.q_t);
@@ -104,7 +128,8 @@ struct LaneEngine {
 
   // A key block as the tiles read it, and what to fetch while they do.
   struct Block {
-    KeyRows<Unit> keys, values;
+    KeyRows<Unit> keys;
+    ValueRows<Unit> values;
     RowsAhead ahead_of_values, ahead_of_next;  // while scoring, while adding values; the first tile fetches for all
     float* weights;                            // [keys][kRowsPerTile]
     float scale_log2;
@@ -169,7 +194,9 @@ struct LaneEngine {
     store_rows(tile, rows);
   }
 
-  static void finish(const Tile& tile, float v_scale, float* const* rows) {
+  static float lse_shift(const Tile& /*tile*/, int /*row*/, const HeadTensors& /*t*/) { return 0.0f; }
+
+  static void finish(const Tile& tile, const HeadTensors& /*t*/, float v_scale, float* const* rows) {
     const int num_vectors = vectors_for(tile.num_rows);
     for (int n = 0; n < num_vectors; ++n) {
       float factors[Vec::kLanes];
@@ -218,10 +245,10 @@ struct LaneEngine {
   // held is added; rows [num_rows] of the outputs, where given, are fetched. Rows whose m says that they see nothing of
   // the block get 0, whatever its values hold.
   template <int N>
-  static void add_values(const Tile& tile, const Unit* p, const Block& block, const SoftmaxMerge<N>& merge, bool carry,
-                         float* const* rows) {
+  static void add_values(const Tile& tile, const WeightUnit* p, const Block& block, const SoftmaxMerge<N>& merge,
+                         bool carry, float* const* rows) {
     constexpr int M = Vec::kTileSteps;  // divides head_dim, which is a multiple of 8
-    const KeyRows<Unit>& values = block.values;
+    const ValueRows<Unit>& values = block.values;
     const RowsAhead& ahead = block.ahead_of_next;
     const int64_t num_steps = tile.head_dim / M;
     int64_t row = rows != nullptr ? 0 : tile.num_rows;
@@ -229,11 +256,11 @@ struct LaneEngine {
       const int64_t step = d / M;
       ahead.prefetch(ahead.count * step / num_steps, ahead.count * (step + 1) / num_steps);
       for (; row < tile.num_rows * (step + 1) / num_steps; ++row) prefetch_output(rows[row], tile.head_dim);
-      Vec::Reg acc[M][N];
+      decltype(values.start()) acc[M][N];
 #pragma GCC unroll 8
       for (int i = 0; i < M; ++i) {
 #pragma GCC unroll 8
-        for (int n = 0; n < N; ++n) acc[i][n] = Vec::zero();
+        for (int n = 0; n < N; ++n) acc[i][n] = values.start();
       }
       tile_product<M, N>(values.data + d, 1, values.stride, values.count, p, N * Vec::kLanes, acc);
 #pragma GCC unroll 8
@@ -241,7 +268,8 @@ struct LaneEngine {
 #pragma GCC unroll 8
         for (int n = 0; n < N; ++n) {
           float* place = tile.o_t + ((d + i) * N + n) * Vec::kLanes;
-          const Vec::Reg share = Vec::mul_unless_minus_inf(acc[i][n], merge.new_share[n], merge.new_m[n]);
+          const Vec::Reg share =
+              Vec::mul_unless_minus_inf(values.to_output(d + i, acc[i][n]), merge.new_share[n], merge.new_m[n]);
           Vec::store(place, carry ? Vec::fma(Vec::load(place), merge.old_share[n], share) : share);
         }
       }
@@ -259,7 +287,7 @@ struct LaneEngine {
     for (int n = 0; n < N; ++n) l[n] = Vec::zero();
     score_block<N>(tile.q_t, Units::row_units(tile.head_dim), block.keys, limits, block.ahead_of_values,
                    block.scale_log2, block.weights, merge.new_m);
-    const Unit* p = Units::template weights<N>(block.weights, block.keys.count, block.scale_log2, merge.new_m, l);
+    const WeightUnit* p = Units::template weights<N>(block.weights, block.keys.count, block.scale_log2, merge.new_m, l);
     for (int n = 0; n < N; ++n) {
       float* m_place = tile.m + n * Vec::kLanes;
       float* l_place = tile.l + n * Vec::kLanes;

@@ -9,6 +9,9 @@ namespace tilesieve::TILESIEVE_ISA {
 
 template <>
 struct LaneUnits<Pair> {
+  using LaneUnit = Pair;
+  using WeightUnit = Pair;
+
   static int64_t row_units(int64_t head_dim) { return head_dim / 2; }
 
   static const Pair* row(DType dtype, const uint8_t* stored, int64_t head_dim, Pair* space) {

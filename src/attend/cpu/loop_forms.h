@@ -16,7 +16,9 @@
 //   visit(tile, block, limits)           merges the block into the tile's m, l and output
 //   visit_detached(tile, block, limits, rows)  the same with the outputs in `rows`
 //   visit_alone(tile, block, limits, rows)     m, l and raw output of the block alone
-//   finish(tile, v_scale, rows)          normalised output
+//   finish(tile, tensors, v_scale, rows) normalised output
+//   lse_shift(tile, row, tensors)        what the logits of a row lack
+// Of the last three forms of visits an engine has those that its loops call.
 // limits [kRowsPerTile] = keys of the block that a row sees, 0 past num_rows.
 #pragma once
 
@@ -60,9 +62,9 @@ TILESIEVE_INLINE float* output_row(const QOuterItem& item, int64_t row) {
   return item.o + row / group * item.o_token_stride + row % group * item.o_head_stride;
 }
 
-TILESIEVE_INLINE void write_lse(const QOuterItem& item, int64_t row, float m, float l, float shift = 0.0f) {
+TILESIEVE_INLINE void write_lse(const QOuterItem& item, int64_t row, float m, float l, float shift) {
   const int64_t group = item.tensors.group_size;
-  item.lse[row / group * item.lse_token_stride + row % group * item.lse_head_stride] = lse_of(m, l) + shift;
+  item.lse[row / group * item.lse_token_stride + row % group * item.lse_head_stride] = lse_of(m, l, shift);
 }
 
 // The keys of the present block that each row of a tile sees; returns the most.
@@ -122,9 +124,9 @@ void q_outer_tiles(const QOuterItem& item, uint8_t* scratch) {
     for (int r = 0; r < tiles[i].num_rows; ++r) {
       const int64_t row = i * item.rows_per_tile + r;
       rows[r] = output_row(item, row);
-      write_lse(item, row, tiles[i].m[r], tiles[i].l[r]);
+      write_lse(item, row, tiles[i].m[r], tiles[i].l[r], Engine::lse_shift(tiles[i], r, t));
     }
-    Engine::finish(tiles[i], item.v_scale, rows);
+    Engine::finish(tiles[i], t, item.v_scale, rows);
   }
 }
 
@@ -200,7 +202,7 @@ void q_outer_gather(const QOuterItem& item, uint8_t* scratch) {
     float* row = output_row(item, r);
     const float factor = normaliser_of(l[r]) * item.v_scale;
     for (int64_t d = 0; d < t.head_dim; ++d) row[d] *= factor;
-    write_lse(item, r, m[r], l[r]);
+    write_lse(item, r, m[r], l[r], 0.0f);
   }
 }
 
