@@ -138,13 +138,10 @@ AttendReport measure(const AttendCommand& command, const Inputs& inputs, const s
 }
 
 Json json_of(const AttendReport& report, const AttendCommand& command, const Inputs& inputs) {
-  Json object = {{"problem", inputs.problem.to_line()},
-                 {"prefix", inputs.prefix},
-                 {"arithmetic", command.arithmetic},
-                 {"budget", inputs.budgets.front().share},
-                 {"repeat", command.repeat},
-                 {"time", "median"},
-                 {"mass_sample_every", report.sample_every}};
+  Json object = {
+      {"problem", inputs.problem.to_line()},     {"prefix", inputs.prefix},  {"arithmetic", command.arithmetic},
+      {"budget", inputs.budgets.front().share},  {"repeat", command.repeat}, {"time", "median"},
+      {"mass_sample_every", report.sample_every}};
   if (report.has_dense) object["dense_seconds"] = report.dense_seconds;
   object["rows"] = Json::array();
   for (const AttendRow& row : report.rows) {

@@ -19,15 +19,15 @@ set(TILESIEVE_FLAGS_amx ${TILESIEVE_FLAGS_avx512_bf16} -mamx-tile -mamx-bf16 -ma
 # No contraction: what the kernels fuse they fuse by name, and where they do not, a rounding is relied on.
 set(TILESIEVE_ISA_OPTIONS -fno-math-errno -fno-trapping-math -ffp-contract=off)
 
-# tilesieve_step(name SOURCES ... [VECTOR_SOURCES ...] [QUAD_SOURCES ...] [AVX512_BF16_SOURCES ...] [AMX_SOURCES ...])
-# VECTOR_SOURCES are compiled once for each of portable, avx2 and avx512, QUAD_SOURCES for portable, avx2 and
+# tilesieve_step(name SOURCES ... [VECTOR_SOURCES ...] [INT8_SOURCES ...] [AVX512_BF16_SOURCES ...] [AMX_SOURCES ...])
+# VECTOR_SOURCES are compiled once for each of portable, avx2 and avx512, INT8_SOURCES for portable, avx2 and
 # avx512_vnni, the others for the one set that they name; TILESIEVE_ISA is defined to the set's name.
 function(tilesieve_step name)
-  cmake_parse_arguments(STEP "" "" "SOURCES;VECTOR_SOURCES;QUAD_SOURCES;AVX512_BF16_SOURCES;AMX_SOURCES" ${ARGN})
-  set(STEP_portable ${STEP_VECTOR_SOURCES} ${STEP_QUAD_SOURCES})
-  set(STEP_avx2 ${STEP_VECTOR_SOURCES} ${STEP_QUAD_SOURCES})
+  cmake_parse_arguments(STEP "" "" "SOURCES;VECTOR_SOURCES;INT8_SOURCES;AVX512_BF16_SOURCES;AMX_SOURCES" ${ARGN})
+  set(STEP_portable ${STEP_VECTOR_SOURCES} ${STEP_INT8_SOURCES})
+  set(STEP_avx2 ${STEP_VECTOR_SOURCES} ${STEP_INT8_SOURCES})
   set(STEP_avx512 ${STEP_VECTOR_SOURCES})
-  set(STEP_avx512_vnni ${STEP_QUAD_SOURCES})
+  set(STEP_avx512_vnni ${STEP_INT8_SOURCES})
   set(STEP_avx512_bf16 ${STEP_AVX512_BF16_SOURCES})
   set(STEP_amx ${STEP_AMX_SOURCES})
   set(objects)

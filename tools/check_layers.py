@@ -39,6 +39,8 @@ HEADERS["veda_predictor"] = _SIZES | {"io", "layout", "veda_route"}
 HEADERS["video"] = set(HEADERS) - {"io", "veda_predictor"}
 HEADERS["sage"] = _SIZES | {"route", "plan", "attend"}
 HEADERS["index_sm90"] = _SIZES | {"route"}
+HEADERS["dense_sm90"] = {"error", "tensor"}
+HEADERS["sage_sm90"] = {"error", "tensor", "dense_sm90"}
 HEADERS["sparse_prefill_sm90"] = _SIZES | {"route", "plan"}
 HEADERS["tilesieve"] = set(HEADERS)  # the umbrella
 
@@ -49,7 +51,7 @@ FOLDERS: dict[str, tuple[set[str], set[str]]] = {
     "base": (set(), {"error"}),
     "cpu": ({"base"}, {"execution", "tensor"}),
     "cuda": ({"base"}, {"execution"}),
-    "tensor": ({"base", "cpu"}, {"tensor", "sequence", "problem"}),
+    "tensor": ({"base", "cpu"}, {"tensor", "sequence", "problem", "dense_sm90"}),
     "layout": (_BELOW, {"layout", "veda_tiling"}),
     "route": (_BELOW, {"route", "video_route", "veda_route"}),
     "plan": (_BELOW, {"plan"}),

@@ -32,6 +32,7 @@ from ._roofline import (
     roofline_devices,
 )
 from ._route import route, route_scores, sparse_prefill
+from ._sage import sage_attention
 from ._veda import (
     VedaPlan,
     VedaPredictor,
@@ -106,6 +107,7 @@ __all__ = [
     "route_scores",
     "route_veda",
     "route_video",
+    "sage_attention",
     "scatter_tokens",
     "sparse_prefill",
     "veda_budgets",

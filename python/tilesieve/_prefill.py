@@ -30,7 +30,7 @@ def attend_on_cuda(
 ) -> Any:
     """`attend` where q lies on a CUDA device, and with a choice `sparse_prefill`."""
     _refuse_cpu_arguments(num_threads, isa, progress, arithmetic)
-    handle = _handle_of(stream)
+    handle = handle_of(stream)
     if handle is not None:  # what q's library allocates belongs to its current stream, and may be reused there
         lengths = ("kv_lens", kv_lens) if block_table is not None else ("cu_seqlens_kv", cu_seqlens_kv)
         for name, array in (("out", out), ("workspace", workspace), ("lse", lse if return_lse else out),
@@ -128,7 +128,7 @@ def _lengths(q: Any, k: Any, cu_seqlens_q: Any, cu_seqlens_kv: Any, block_table:
     return cu_seqlens_q, cu_seqlens_kv
 
 
-def _handle_of(stream: Any) -> int | None:
+def handle_of(stream: Any) -> int | None:
     """The handle of a stream: of CUDA's own protocol, of PyTorch's and CuPy's objects, or a number."""
     if stream is None:
         return None

@@ -6,8 +6,8 @@
 // between rows, any head_dim; the maximum and the sum of a softmax are vertical; and what happens in a lane does not
 // depend on its neighbours, so a row's bits are the same in every tile, batch, schedule and number of threads.
 //
-// A Unit is what one lane multiplies in one step: a float, a pair of bf16 (pair_unit.h) or four int8 (quad_unit.h),
-// whose sums are integers. Lanes may hold another type than what is broadcast.
+// A Unit is what one lane multiplies in one step: a float, a pair of bf16 (pair_unit.h) or two to four codes of 8 bits
+// (code_unit.h), whose sums are integers. Lanes may hold another type than what is broadcast.
 #pragma once
 
 #include <cstdint>

@@ -92,6 +92,8 @@ struct Vec {
     const Ints low = _mm256_or_si256(a, _mm256_slli_epi32(b, 8));
     return _mm256_or_si256(low, _mm256_or_si256(_mm256_slli_epi32(c, 16), _mm256_slli_epi32(d, 24)));
   }
+  // Words a and b of a lane, the lower first; of each the lower 16 bits are taken.
+  static Ints join_words(Ints a, Ints b) { return _mm256_blend_epi16(a, _mm256_slli_epi32(b, 16), 0xaa); }
   // x where j < limit in that lane, else -inf.
   static Reg keep_below(Reg x, Ints limit, int32_t j) {
     const Reg keep = _mm256_castsi256_ps(_mm256_cmpgt_epi32(limit, _mm256_set1_epi32(j)));

@@ -90,6 +90,8 @@ struct Vec {
     const Ints low = _mm512_or_si512(a, _mm512_slli_epi32(b, 8));
     return _mm512_ternarylogic_epi32(low, _mm512_slli_epi32(c, 16), _mm512_slli_epi32(d, 24), 0xfe);
   }
+  // Words a and b of a lane, the lower first; of each the lower 16 bits are taken.
+  static Ints join_words(Ints a, Ints b) { return _mm512_mask_blend_epi16(0xaaaaaaaa, a, _mm512_slli_epi32(b, 16)); }
   // x where j < limit in that lane, else -inf.
   static Reg keep_below(Reg x, Ints limit, int32_t j) {
     const __mmask16 keep = _mm512_cmpgt_epi32_mask(limit, _mm512_set1_epi32(j));

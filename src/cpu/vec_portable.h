@@ -106,6 +106,8 @@ struct Vec {
   static Ints join_bytes(Ints a, Ints b, Ints c, Ints d) {
     return (Ints)((Unsigned)a | (Unsigned)b << 8 | (Unsigned)c << 16 | (Unsigned)d << 24);
   }
+  // Words a and b of a lane, the lower first; of each the lower 16 bits are taken.
+  static Ints join_words(Ints a, Ints b) { return (Ints)(((Unsigned)a & 0xffffu) | (Unsigned)b << 16); }
   // x where j < limit in that lane, else -inf.
   static Reg keep_below(Reg x, Ints limit, int32_t j) {
     return select(limit > Ints{j, j, j, j}, x, set1(-__builtin_inff()));

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Blocks in 8 bits for the kernels with rows in vector lanes: compiled once for each instruction set that has them.
-#include "cpu/quad_block.h"
+#include "cpu/code_block.h"
 #include "quant/int8_ops.h"
 #include "quant/int8_rows.h"
 
@@ -8,17 +8,17 @@ namespace tilesieve::TILESIEVE_ISA {
 
 namespace {
 
-int64_t block_bytes(int64_t head_dim, int64_t kv_block_size) { return QuadBlock::bytes(head_dim, kv_block_size); }
+int64_t block_bytes(int64_t head_dim, int64_t kv_block_size) { return CodeBlock::bytes(head_dim, kv_block_size); }
 
 // Up to kInt8KeyGroup keys under one scale. `rows` is scratch, its padding 0.
 void quantize_keys(const StoredKeys& k, const uint8_t* first, int64_t num_keys, int64_t head_dim, const float* mean,
-                   WideRows<kInt8KeyGroup>& rows, Quad* target, int32_t* start, float* scale) {
+                   WideRows<kInt8KeyGroup>& rows, CodeUnit* target, int32_t* start, float* scale) {
   const Codes codes = load_keys(k, first, num_keys, head_dim, mean, rows);
   *scale = codes.scale;
-  for (int64_t j = 0; j < num_keys; ++j, target += head_dim / 4) {
+  for (int64_t j = 0; j < num_keys; ++j, target += head_dim / kCodesPerUnit) {
     alignas(64) uint8_t stored[256];
     for (int64_t c = 0; c < head_dim; c += Vec::kLanes) codes.store(Vec::load(rows.numbers[j] + c), stored + c);
-    __builtin_memcpy(target, stored, static_cast<size_t>(head_dim));
+    store_codes(stored, head_dim, target);
     int32_t sum = 0;
     if constexpr (kQueryOffset != 0) {
       for (int64_t c = 0; c < head_dim; ++c) sum += static_cast<int8_t>(stored[c]);
@@ -28,12 +28,12 @@ void quantize_keys(const StoredKeys& k, const uint8_t* first, int64_t num_keys, 
 }
 
 void quantize_values(const StoredKeys& v, const uint8_t* first, int64_t num_keys, int64_t head_dim,
-                     const float* v_scale, Quad* target, float* not_finite) {
-  WideRows<4> rows(head_dim);
+                     const float* v_scale, CodeUnit* target, float* not_finite) {
+  WideRows<kCodesPerUnit> rows(head_dim);
   alignas(64) float inverse[256] = {}, rest[256] = {};  // x - x is 0 or NaN
   for (int64_t c = 0; c < head_dim; ++c) inverse[c] = Codes::inverse_of(v_scale[c]);
-  for (int64_t j = 0; j < num_keys; j += 4, target += head_dim) {
-    for (int i = 0; i < 4; ++i) {
+  for (int64_t j = 0; j < num_keys; j += kCodesPerUnit, target += head_dim) {
+    for (int i = 0; i < kCodesPerUnit; ++i) {
       if (j + i < num_keys) {
         rows.load(i, v.dtype, first + (j + i) * v.key_stride, head_dim);
       } else {
@@ -41,20 +41,21 @@ void quantize_values(const StoredKeys& v, const uint8_t* first, int64_t num_keys
       }
     }
     for (int64_t c = 0; c < head_dim; c += Vec::kLanes) {
-      Vec::Ints codes[4];
+      Vec::Ints codes[kCodesPerUnit];
       Vec::Reg difference = Vec::load(rest + c);
 #pragma GCC unroll 4
-      for (int i = 0; i < 4; ++i) {
+      for (int i = 0; i < kCodesPerUnit; ++i) {
         const Vec::Reg x = Vec::load(rows.numbers[i] + c);
         difference = Vec::add(difference, Vec::sub(x, x));
         const Vec::Reg scaled = Vec::mul(Vec::zero_where_not_finite(x), Vec::load(inverse + c));
-        codes[i] = Vec::low_byte(Vec::round_to_ints(scaled));
+        codes[i] = Vec::round_to_ints(scaled);
       }
       Vec::store(rest + c, difference);
-      alignas(64) uint32_t quads[Vec::kLanes];
-      Vec::store_ints(quads, Vec::join_bytes(codes[0], codes[1], codes[2], codes[3]));
+      alignas(64) uint32_t units[Vec::kLanes];
+      Vec::store_ints(units, join_codes(codes));
       const int64_t left = head_dim - c;
-      __builtin_memcpy(target + c, quads, sizeof(Quad) * static_cast<size_t>(left < Vec::kLanes ? left : Vec::kLanes));
+      __builtin_memcpy(target + c, units,
+                       sizeof(CodeUnit) * static_cast<size_t>(left < Vec::kLanes ? left : Vec::kLanes));
     }
   }
   __builtin_memcpy(not_finite, rest, static_cast<size_t>(head_dim) * sizeof(float));
@@ -62,13 +63,13 @@ void quantize_values(const StoredKeys& v, const uint8_t* first, int64_t num_keys
 
 void quantize_block(const StoredKeys& k, const StoredKeys& v, int64_t block, int64_t num_keys, int64_t head_dim,
                     const float* mean, const float* v_scale, uint8_t* place, int64_t kv_block_size) {
-  const QuadBlock target = QuadBlock::at(place, head_dim, kv_block_size);
+  const CodeBlock target = CodeBlock::at(place, head_dim, kv_block_size);
   WideRows<1> wide_mean(head_dim);
   wide_mean.load(0, DType::f32, reinterpret_cast<const uint8_t*>(mean), head_dim);
   WideRows<kInt8KeyGroup> rows(head_dim);
   for (int64_t j = 0; j < num_keys; j += kInt8KeyGroup) {
     quantize_keys(k, k.block(block) + j * k.key_stride, num_keys - j < kInt8KeyGroup ? num_keys - j : kInt8KeyGroup,
-                  head_dim, wide_mean.numbers[0], rows, target.keys + j * head_dim / 4, target.start + j,
+                  head_dim, wide_mean.numbers[0], rows, target.keys + j * head_dim / kCodesPerUnit, target.start + j,
                   target.scales + j / kInt8KeyGroup);
   }
   quantize_values(v, v.block(block), num_keys, head_dim, v_scale, target.values, target.not_finite);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Attention with the query rows in the lanes of vectors (cpu/row_tile.h), on floats, pairs of bf16 or four int8.
+// Attention with the query rows in the lanes of vectors (cpu/row_tile.h), on floats, pairs of bf16 or codes of 8 bits.
 //
 // What one core owns: a tile of up to kRowsPerTile query rows with its running maximum m, sum l and transposed output
 // o_t. It visits key blocks: scores, softmax in base 2, o_t += p v.
@@ -11,7 +11,8 @@
 
 namespace tilesieve::TILESIEVE_ISA {
 
-// What floats, pairs of bf16 and four int8 differ in: how stored rows become units, and how scores become weights.
+// What floats, pairs of bf16 and codes of 8 bits differ in: how stored rows become units, and how scores become
+// weights.
 template <class Unit>
 struct LaneUnits;
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Four int8 for the lane engine: of four channels in q and k, of four keys in p and v. All comes quantised
-// (cpu/int8_layout.h, cpu/quad_block.h).
+// Codes of 8 bits for the lane engine: of neighbouring channels in q and k, of neighbouring keys in p and v. All comes
+// quantised (cpu/int8_layout.h, cpu/code_block.h).
 //
 // A block's weights are relative to its own largest score in the row, so that they need few bits: from 1 =
 // kLargestWeight down. Their sum takes them as they are before the rounding. Small ones hand what their rounding leaves
@@ -9,32 +9,32 @@
 #pragma once
 
 #include "attend/cpu/lane_engine.h"
-#include "cpu/quad_block.h"
+#include "cpu/code_block.h"
 
 namespace tilesieve::TILESIEVE_ISA {
 
 template <>
-struct LaneUnits<Quad> {
-  using LaneUnit = QueryQuad;
-  using WeightUnit = WeightQuad;
+struct LaneUnits<CodeUnit> {
+  using LaneUnit = QueryUnit;
+  using WeightUnit = Weights;
 
-  static int64_t row_units(int64_t head_dim) { return head_dim / 4; }
-  static int64_t value_steps(int64_t num_keys) { return round_to_quads(num_keys) / 4; }
+  static int64_t row_units(int64_t head_dim) { return head_dim / kCodesPerUnit; }
+  static int64_t value_steps(int64_t num_keys) { return round_to_units(num_keys) / kCodesPerUnit; }
 
   template <int N>
-  TILESIEVE_INLINE static WeightQuad* weights(float* s, int64_t num_keys, float /*scale_log2*/, const Vec::Reg (&m)[N],
-                                              Vec::Reg (&l)[N]) {
+  TILESIEVE_INLINE static Weights* weights(float* s, int64_t num_keys, float /*scale_log2*/, const Vec::Reg (&m)[N],
+                                           Vec::Reg (&l)[N]) {
     const Vec::Reg largest = Vec::set1(float{kLargestWeight}), small = Vec::set1(2.0f);
     Vec::Reg shift[N], rest[N];
     for (int n = 0; n < N; ++n) shift[n] = Vec::zero_where_minus_inf(m[n]);
     for (int n = 0; n < N; ++n) rest[n] = Vec::zero();
-    WeightQuad* quads = reinterpret_cast<WeightQuad*>(s);  // each is written after what it covers has been read
-    for (int64_t j = 0; j < num_keys; j += 4) {
+    Weights* units = reinterpret_cast<Weights*>(s);  // each is written after what it covers has been read
+    for (int64_t j = 0; j < num_keys; j += kCodesPerUnit) {
 #pragma GCC unroll 8
       for (int n = 0; n < N; ++n) {
-        Vec::Ints rounded[4];
+        Vec::Ints rounded[kCodesPerUnit];
 #pragma GCC unroll 4
-        for (int i = 0; i < 4; ++i) {
+        for (int i = 0; i < kCodesPerUnit; ++i) {
           if (j + i >= num_keys) {
             rounded[i] = Vec::set1_int(0);
             continue;
@@ -47,29 +47,28 @@ struct LaneUnits<Quad> {
           rounded[i] = Vec::round_to_ints(with_rest);
           rest[n] = Vec::choose(is_small, Vec::sub(with_rest, Vec::to_floats(rounded[i])), rest[n]);
         }
-        Vec::store_ints(&quads[(j / 4 * N + n) * Vec::kLanes].weights,
-                        Vec::join_bytes(rounded[0], rounded[1], rounded[2], rounded[3]));
+        Vec::store_ints(&units[(j / kCodesPerUnit * N + n) * Vec::kLanes].weights, join_weights(rounded));
       }
     }
-    return quads;
+    return units;
   }
 };
 
 template <>
-struct ValueRows<Quad> {
-  const Quad* data;
+struct ValueRows<CodeUnit> {
+  const CodeUnit* data;
   int64_t stride;
   int64_t count;
   const float* not_finite;  // [head_dim]
 
-  static QuadSums start() { return (QuadSums)Vec::set1_int(0); }
-  TILESIEVE_INLINE Vec::Reg to_output(int64_t channel, QuadSums sum) const {
+  static CodeSums start() { return (CodeSums)Vec::set1_int(0); }
+  TILESIEVE_INLINE Vec::Reg to_output(int64_t channel, CodeSums sum) const {
     return Vec::add(Vec::to_floats((Vec::Ints)sum), Vec::set1(not_finite[channel]));
   }
 };
 
-struct QuadEngine : LaneEngine<Quad> {
-  using Base = LaneEngine<Quad>;
+struct CodeEngine : LaneEngine<CodeUnit> {
+  using Base = LaneEngine<CodeUnit>;
 
   struct Tile : Base::Tile {
     float* q_scales;     // [kRowsPerTile]
@@ -88,11 +87,16 @@ struct QuadEngine : LaneEngine<Quad> {
   }
 
   static void load(const Tile& tile, const uint8_t* const* rows, DType /*dtype*/) {
-    const Quad* codes[kRowsPerTile];
-    for (int r = 0; r < tile.num_rows; ++r) codes[r] = reinterpret_cast<const Quad*>(rows[r]);
+    const int64_t row_units = Units::row_units(tile.head_dim);
+    const CodeUnit* codes[kRowsPerTile];
+    for (int r = 0; r < tile.num_rows; ++r) {
+      CodeUnit* space = tile.q_rows + r * row_units;
+      codes[r] = space;
+      store_codes(rows[r], tile.head_dim, space);
+    }
     Base::load(tile, codes);
     if constexpr (kQueryOffset != 0) {
-      for (int64_t i = 0; i < tile.head_dim / 4 * kRowsPerTile; ++i) tile.q_t[i].codes ^= 0x80808080u;
+      for (int64_t i = 0; i < row_units * kRowsPerTile; ++i) tile.q_t[i].codes ^= 0x80808080u;
     }
     for (int r = 0; r < kRowsPerTile; ++r) tile.q_scales[r] = tile.mean_scores[r] = 0.0f;
     for (int r = 0; r < tile.num_rows; ++r) {
@@ -109,19 +113,21 @@ struct QuadEngine : LaneEngine<Quad> {
   static Block prepare(const HeadTensors& t, int64_t block, int64_t num_keys, int64_t next_block, int64_t /*num_rows*/,
                        uint8_t* scratch) {
     const auto stored = [&](int64_t b) {
-      return QuadBlock::at(t.int8.blocks + b * t.int8.block_bytes, t.head_dim, t.kv_block_size);
+      return CodeBlock::at(t.int8.blocks + b * t.int8.block_bytes, t.head_dim, t.kv_block_size);
     };
-    const QuadBlock present = stored(block);
+    const CodeBlock present = stored(block);
     Block b;
-    b.keys = {present.keys, t.head_dim / 4, num_keys, present.start, present.scales, nullptr, t.scale_log2};
+    b.keys = {present.keys, Units::row_units(t.head_dim), num_keys, present.start, present.scales, nullptr,
+              t.scale_log2};
     b.values = {present.values, t.head_dim, Units::value_steps(num_keys), present.not_finite};
     b.weights = reinterpret_cast<float*>(scratch);
     b.scale_log2 = 1.0f;  // scores have it
     if (next_block >= 0) {
-      const QuadBlock next = stored(next_block);
+      const CodeBlock next = stored(next_block);
       const int64_t count = t.num_keys(next_block);
-      b.ahead_of_values = {reinterpret_cast<const uint8_t*>(next.keys), t.head_dim, count, t.head_dim};
-      b.ahead_of_next = {reinterpret_cast<const uint8_t*>(next.values), t.head_dim, round_to_quads(count), t.head_dim};
+      const int64_t row_bytes = t.head_dim * int64_t{sizeof(Code)};
+      b.ahead_of_values = {reinterpret_cast<const uint8_t*>(next.keys), row_bytes, count, row_bytes};
+      b.ahead_of_next = {reinterpret_cast<const uint8_t*>(next.values), row_bytes, round_to_units(count), row_bytes};
     }
     return b;
   }

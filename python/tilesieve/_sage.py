@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sage attention on a Hopper GPU."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, TypeVar, overload
+
+from . import _core
+from ._arrays import Array, new_array, new_out, on_cuda
+from ._prefill import handle_of
+
+A = TypeVar("A", bound=Array)
+
+
+@overload
+def sage_attention(
+    q: A, k: Array, v: Array, *, layout: Literal["nhd", "hnd"] = ..., causal: bool = ...,
+    softmax_scale: float | None = ..., arithmetic: Literal["exact", "relaxed"] = ..., smooth_k: bool = ...,
+    out: A | None = ..., lse: Array | None = ..., return_lse: Literal[False] = ..., workspace: Array | None = ...,
+    stream: Any = ...,
+) -> A: ...
+
+
+@overload
+def sage_attention(
+    q: A, k: Array, v: Array, *, layout: Literal["nhd", "hnd"] = ..., causal: bool = ...,
+    softmax_scale: float | None = ..., arithmetic: Literal["exact", "relaxed"] = ..., smooth_k: bool = ...,
+    out: A | None = ..., lse: Array | None = ..., return_lse: Literal[True], workspace: Array | None = ...,
+    stream: Any = ...,
+) -> tuple[A, Any]: ...
+
+
+def sage_attention(
+    q: Any, k: Any, v: Any, *, layout: Any = "nhd", causal: Any = False, softmax_scale: Any = None,
+    arithmetic: Any = "exact", smooth_k: Any = True, out: Any = None, lse: Any = None, return_lse: bool = False,
+    workspace: Any = None, stream: Any = None,
+) -> Any:
+    """Dense attention in INT8 and E4M3, in SageAttention 2's arithmetic, on a Hopper GPU.
+
+    q, k, v: bf16 or f16, [tokens, heads, head_dim] with layout="nhd", [heads, tokens, head_dim] with "hnd", with one
+    dimension of sequences in front or without. Quantised on the way; nothing waits, and the call can be captured.
+    arithmetic "exact" rounds as SageAttention 2 does on this chip; "relaxed" is faster and a little less precise.
+    causal: query i sees keys up to i + kv_len - q_len. lse is the natural log, f32, of q's shape without head_dim.
+    out, lse, workspace (uint8): arrays to use instead of new ones; needed with a stream other than the current one.
+    """
+    if not on_cuda(q):
+        raise _core.Error("q: lies on the CPU, expected an array on a CUDA device")
+    handle = handle_of(stream)
+    if handle is not None:  # what q's library allocates belongs to its current stream, and may be reused there
+        for name, array in (("out", out), ("workspace", workspace), ("lse", lse if return_lse else out)):
+            if array is None:
+                raise _core.Error(f"{name}: got None, needed with a stream")
+    if out is None:
+        out = new_out(q)
+    if lse is None and return_lse:
+        lse = new_array(q, tuple(q.shape[:-1]), "float32", "lse")
+    call = _core.SageCall(q, k, v, out, lse, layout, arithmetic, causal, smooth_k, softmax_scale, handle)
+    if workspace is None:
+        workspace = new_array(q, (call.workspace_bytes,), "uint8", "workspace")
+    call.run(workspace)
+    return (out, lse) if return_lse else out

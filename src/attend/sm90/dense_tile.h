@@ -1,0 +1,138 @@
+// SPDX-License-Identifier: Apache-2.0
+// Dense attention's CTA: who does what in it, which tiles of query rows it takes, what these see, and how a thread
+// stores its rows of one.
+#pragma once
+
+#include <cstdint>
+
+#include "attend/sm90/dense.h"
+#include "cuda/barrier.h"
+#include "cuda/flush.h"
+#include "cuda/matrix.h"
+
+namespace tilesieve::sm90 {
+
+inline constexpr int kDenseBlock = 128;  // keys
+
+// One warpgroup fetches, three compute, each 64 rows.
+inline constexpr int kDenseConsumers = 3;
+inline constexpr int kDenseRows = 64 * kDenseConsumers, kDenseThreads = 128 * (kDenseConsumers + 1);
+
+template <class Produce, class Consume>
+__device__ void take_roles(Produce produce, Consume consume) {
+  constexpr int kConsumerRegisters = 160, kOtherRegisters = 32;
+  static_assert(kDenseConsumers * kConsumerRegisters + kOtherRegisters <= 65536 / 128);
+  // The shuffle tells the compiler that the number is the same in all lanes.
+  const int warpgroup = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / 128, 0);
+  if (warpgroup == 0) {
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kOtherRegisters));
+    if (threadIdx.x == 0) produce();
+  } else {
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kConsumerRegisters));
+    consume(warpgroup - 1);
+  }
+}
+
+// By one thread. Whoever fetches arrives once, every warp of the consumers that read a stage releases it.
+template <class Shared>
+__device__ void init_barriers(Shared& shared) {
+  for (auto& of_tile : shared.q_full) {
+    for (uint64_t& barrier : of_tile) cuda::barrier_init(&barrier, 1);
+  }
+  for (auto& of_tile : shared.q_empty) {
+    for (uint64_t& barrier : of_tile) cuda::barrier_init(&barrier, 4);
+  }
+  for (uint64_t& barrier : shared.k_full) cuda::barrier_init(&barrier, 1);
+  for (uint64_t& barrier : shared.v_full) cuda::barrier_init(&barrier, 1);
+  for (uint64_t& barrier : shared.k_empty) cuda::barrier_init(&barrier, 4 * kDenseConsumers);
+  for (uint64_t& barrier : shared.v_empty) cuda::barrier_init(&barrier, 4 * kDenseConsumers);
+  cuda::fence_barrier_init();
+}
+
+// A tile of query rows of one head, and how many blocks its last row sees.
+struct DenseTile {
+  int32_t sequence_head;  // sequence * num_q_heads + head
+  int32_t kv_head;        // sequence * num_kv_heads + head
+  int32_t first_row;
+
+  static __device__ DenseTile of(const DenseArgs& args, int32_t tile) {
+    DenseTile it;
+    if (args.causal) {  // the long ones first, of all heads
+      const int32_t heads = args.num_tiles / args.num_row_tiles;
+      it.sequence_head = tile % heads;
+      it.first_row = (args.num_row_tiles - 1 - tile / heads) * kDenseRows;
+    } else {  // a head's keys and values stay in the L2
+      it.sequence_head = tile / args.num_row_tiles;
+      it.first_row = tile % args.num_row_tiles * kDenseRows;
+    }
+    const int32_t sequence = it.sequence_head / args.num_q_heads;
+    it.kv_head = sequence * args.num_kv_heads + it.sequence_head % args.num_q_heads / args.group_size;
+    return it;
+  }
+};
+
+// How many there are.
+inline void count_tiles(DenseArgs& args) {
+  args.num_row_tiles = (args.q_len + kDenseRows - 1) / kDenseRows;
+  args.num_tiles = args.num_row_tiles * args.num_q_heads * args.num_sequences;
+}
+
+// Keys that a row sees.
+__device__ inline int32_t visible_keys(const DenseArgs& args, int32_t row) {
+  return args.causal ? max(min(row + 1 + args.kv_len - args.q_len, args.kv_len), 0) : args.kv_len;
+}
+
+// Blocks that rows [first, end) see.
+__device__ inline int32_t visible_blocks(const DenseArgs& args, int32_t first, int32_t end) {
+  end = min(end, args.q_len);
+  return first < end ? (visible_keys(args, end - 1) + kDenseBlock - 1) / kDenseBlock : 0;
+}
+
+// Where a row's channels begin, or its LSE lies.
+__device__ inline int64_t place_of(const DenseRows& rows, const DenseArgs& args, const DenseTile& it, int32_t row) {
+  return it.sequence_head / args.num_q_heads * rows.sequence_stride +
+         it.sequence_head % args.num_q_heads * rows.head_stride + row * rows.token_stride;
+}
+
+// One of the two rows that a thread has of a warpgroup's 64, as the products give them: channels 8 j + 2 pair and + 1.
+// `value_of(j)` is what to store of these; rows that see no key get 0.
+template <int kHeadDim, class ValueOf>
+__device__ void store_row(const DenseArgs& args, const DenseTile& it, int32_t row, bool sees, ValueOf value_of) {
+  const int pair = static_cast<int>(threadIdx.x) % 4;
+  uint32_t* out =
+      reinterpret_cast<uint32_t*>(static_cast<uint16_t*>(args.o.data) + place_of(args.o, args, it, row)) + pair;
+#pragma unroll
+  for (int j = 0; j < kHeadDim / 8; ++j) {
+    if (8 * j >= args.head_dim) break;
+    const float2 value = value_of(j);
+    out[4 * j] = sees ? cuda::pack_halves(value.x, value.y, args.f16) : 0;
+  }
+}
+
+// The natural log of the sum d of exp2(logit - m).
+__device__ inline float natural_lse(float d, float m) {
+  return __fmul_rn(cuda::add_flush(cuda::log2_approx(d), m), 0.6931471805599453f);
+}
+
+// The row of its warpgroup that a thread has first; the other is 8 below.
+__device__ inline int row_of_thread() { return threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4; }
+
+// Once for a warp.
+__device__ inline void release(uint64_t* barrier) {
+  __syncwarp();
+  if (threadIdx.x % 32 == 0) cuda::barrier_arrive(barrier);
+}
+
+// Blocks that other warpgroups of the CTA see and this one does not.
+template <class Shared, class Ring>
+__device__ void skip_blocks(Shared& shared, int32_t num_blocks, Ring& ring) {
+  for (int32_t block = 0; block < num_blocks; ++block) {
+    cuda::barrier_wait(&shared.k_full[ring.stage], ring.parity);
+    cuda::barrier_wait(&shared.v_full[ring.stage], ring.parity);
+    release(&shared.k_empty[ring.stage]);
+    release(&shared.v_empty[ring.stage]);
+    ring.advance();
+  }
+}
+
+}  // namespace tilesieve::sm90

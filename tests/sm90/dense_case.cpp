@@ -1,0 +1,210 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "sm90/dense_case.h"
+
+#include <algorithm>
+#include <cstring>
+#include <random>
+#include <stdexcept>
+
+#include "base/number_formats.h"
+#include "base/rounding.h"
+#include "sage_attention_sm90.h"
+
+namespace tilesieve::testing {
+
+namespace {
+
+void must(cudaError_t status) {
+  if (status != cudaSuccess) throw std::runtime_error(cudaGetErrorString(status));
+}
+
+constexpr uint16_t kNanBits = 0x7fff;  // of bf16 and of f16
+
+Tensor random_tensor(DType dtype, int64_t tokens, int64_t heads, int64_t dim, float offset, std::mt19937& random) {
+  std::normal_distribution<float> normal;
+  const Tensor tensor(dtype, {tokens, heads, dim});
+  std::vector<float> offsets(static_cast<size_t>(heads * dim));
+  for (float& x : offsets) x = offset * normal(random);
+  for (int64_t i = 0; i < tokens * heads * dim; ++i) {
+    const float x = offsets[static_cast<size_t>(i % (heads * dim))] + normal(random);
+    tensor.as<uint16_t>()[i] = dtype == DType::bf16 ? bf16_from_f32(x) : f16_from_f32(x);
+  }
+  return tensor;
+}
+
+}  // namespace
+
+AttentionInputs DenseCase::inputs() const {
+  AttentionInputs inputs;
+  inputs.q = q.view();
+  inputs.k = k.view();
+  inputs.v = v.view();
+  return inputs;
+}
+
+DenseCase make_dense_case(const std::string& line, uint32_t seed, float k_offset, float v_offset) {
+  DenseCase c;
+  c.problem = Problem::parse(line);
+  const Problem& p = c.problem;
+  std::mt19937 random(seed);
+  c.q = random_tensor(p.q_dtype, p.total_q(), p.num_q_heads, p.head_dim, 0.3f, random);
+  c.k = random_tensor(p.kv_dtype, p.total_kv(), p.num_kv_heads, p.head_dim, k_offset, random);
+  c.v = random_tensor(p.kv_dtype, p.total_kv(), p.num_kv_heads, p.head_dim, v_offset, random);
+  c.o_dtype = p.q_dtype;
+  return c;
+}
+
+bool DenseResult::operator==(const DenseResult& other) const {
+  const auto same = [](const TensorView& a, const TensorView& b) {
+    return std::memcmp(a.data, b.data, static_cast<size_t>(a.num_elements() * size_in_bytes(a.dtype))) == 0;
+  };
+  return same(o.view(), other.o.view()) && same(lse.view(), other.lse.view());
+}
+
+DenseDevice::DenseDevice(const DenseCase& c, DenseForm form) : case_(c), form_(form) {
+  inputs_ = {place(c.q.view(), c.q_token_stride, q_), place(c.k.view(), c.kv_token_stride, k_),
+             place(c.v.view(), c.kv_token_stride, v_)};
+  const Problem& p = c.problem;
+  const Tensor o(c.o_dtype, {p.total_q(), p.num_q_heads, p.head_dim});
+  outputs_.o = place(o.view(), c.q_token_stride, o_);
+  o_.fill(0xff);
+  const int64_t n = c.num_sequences(), tokens = p.total_q() / n, heads = p.num_q_heads;
+  lse_ = DeviceMemory(4 * p.total_q() * heads);
+  lse_.fill(0xff);
+  outputs_.lse = c.hnd ? device_view(lse_.data(), DType::f32, {n, heads, tokens})
+                       : device_view(lse_.data(), DType::f32, {n, tokens, heads});
+  options_.layout = c.hnd ? sm90::DenseLayout::hnd : sm90::DenseLayout::nhd;
+  options_.causal = p.causal;
+  options_.softmax_scale = p.scale();
+  options_.arithmetic = form == DenseForm::relaxed ? sm90::SageArithmetic::relaxed : sm90::SageArithmetic::exact;
+  if (form == DenseForm::bf16) return;
+  workspace_ = DeviceMemory(sm90::sage_attention_workspace(inputs_, outputs_, options_));
+  workspace_.fill(0xff);
+}
+
+// Strides of [num_sequences, tokens, heads] in a layout with gaps; sizes of the view in the order of the layout.
+TensorView DenseDevice::place(const TensorView& host, int64_t far_stride, DeviceMemory& memory) {
+  const int64_t n = case_.num_sequences(), tokens = host.sizes[0] / n, heads = host.sizes[1], dim = host.sizes[2];
+  const int64_t row = dim + case_.gap;
+  const int64_t token_stride = far_stride != 0 ? far_stride : case_.hnd ? row : heads * row;
+  const int64_t head_stride = case_.hnd ? tokens * row : row, sequence_stride = tokens * heads * row;
+  const int64_t end = far_stride != 0 ? (tokens - 1) * far_stride + dim : n * sequence_stride;
+  memory = DeviceMemory(2 * std::max<int64_t>(end, 8));
+  if (far_stride != 0) {
+    must(cudaMemcpy2D(memory.data(), static_cast<size_t>(far_stride * 2), host.data, static_cast<size_t>(dim * 2),
+                      static_cast<size_t>(dim * 2), static_cast<size_t>(tokens), cudaMemcpyHostToDevice));
+  } else {
+    std::vector<uint16_t> staged(static_cast<size_t>(end), kNanBits);
+    for (int64_t t = 0; t < n * tokens; ++t) {
+      for (int64_t h = 0; h < heads; ++h) {
+        std::copy_n(host.as<uint16_t>() + (t * heads + h) * dim, dim,
+                    staged.data() + t / tokens * sequence_stride + t % tokens * token_stride + h * head_stride);
+      }
+    }
+    memory.upload(staged.data(), 2 * end);
+  }
+  if (case_.hnd) {
+    return device_view(memory.data(), host.dtype, {n, heads, tokens, dim},
+                       {sequence_stride, head_stride, token_stride, 1});
+  }
+  return device_view(memory.data(), host.dtype, {n, tokens, heads, dim},
+                     {sequence_stride, token_stride, head_stride, 1});
+}
+
+void DenseDevice::launch(cudaStream_t stream) const {
+  if (form_ == DenseForm::bf16) {
+    sm90::dense_attention(inputs_, outputs_, options_, stream);
+  } else {
+    sm90::sage_attention(inputs_, outputs_, options_, workspace_.data(), workspace_.bytes(), stream);
+  }
+}
+
+DenseResult DenseDevice::result() const {
+  must(cudaDeviceSynchronize());
+  const Problem& p = case_.problem;
+  const int64_t n = case_.num_sequences(), tokens = p.total_q() / std::max<int64_t>(n, 1), heads = p.num_q_heads;
+  DenseResult result = {Tensor(case_.o_dtype, {p.total_q(), heads, p.head_dim}),
+                        Tensor(DType::f32, {p.total_q(), heads})};
+  const TensorView& o = outputs_.o;
+  const int64_t token_stride = o.strides[case_.hnd ? 2 : 1], head_stride = o.strides[case_.hnd ? 1 : 2];
+  if (case_.q_token_stride != 0) {
+    must(cudaMemcpy2D(result.o.view().data, static_cast<size_t>(p.head_dim * 2), o.data,
+                      static_cast<size_t>(token_stride * 2), static_cast<size_t>(p.head_dim * 2),
+                      static_cast<size_t>(tokens), cudaMemcpyDeviceToHost));
+  } else {
+    std::vector<uint16_t> staged(static_cast<size_t>(o_.bytes() / 2));
+    o_.download(staged.data(), o_.bytes());
+    for (int64_t t = 0; t < n * tokens; ++t) {
+      for (int64_t h = 0; h < heads; ++h) {
+        std::copy_n(staged.data() + t / tokens * o.strides[0] + t % tokens * token_stride + h * head_stride, p.head_dim,
+                    result.o.as<uint16_t>() + (t * heads + h) * p.head_dim);
+      }
+    }
+  }
+  std::vector<float> lse(static_cast<size_t>(p.total_q() * heads));
+  lse_.download(lse.data(), lse_.bytes());
+  for (int64_t t = 0; t < n * tokens; ++t) {
+    for (int64_t h = 0; h < heads; ++h) {
+      const int64_t at = case_.hnd ? (t / tokens * heads + h) * tokens + t % tokens : t * heads + h;
+      result.lse.as<float>()[t * heads + h] = lse[static_cast<size_t>(at)];
+    }
+  }
+  return result;
+}
+
+DenseResult run(const DenseCase& c, DenseForm form) {
+  const DenseDevice device(c, form);
+  device.launch();
+  return device.result();
+}
+
+SageTensors quantized_by_device(const DenseCase& c) {
+  const DenseDevice device(c, DenseForm::exact);
+  const sm90::SageCall call(device.inputs(), device.outputs(), device.options());
+  call.quantize(device.workspace(), nullptr);
+  must(cudaDeviceSynchronize());
+  const sm90::SageWorkspace& at = call.layout();
+  std::vector<uint8_t> bytes(static_cast<size_t>(at.bytes));
+  must(cudaMemcpy(bytes.data(), device.workspace(), bytes.size(), cudaMemcpyDeviceToHost));
+
+  const Problem& p = c.problem;
+  const SageOptions options = {.kernel = SageKernel::sm90};
+  const int64_t n = c.num_sequences(), dim = sage_dim(p), heads = p.num_q_heads, kv_heads = p.num_kv_heads;
+  const int64_t q_len = p.total_q() / n, kv_len = p.total_kv() / n;
+  const int64_t tiles = ceil_div(q_len, options.q_tile()), blocks = ceil_div(kv_len, options.kv_block());
+  SageTensors out;
+  out.q = {Tensor(DType::i8, {heads, n * tiles * 64, dim}), Tensor(DType::f32, {heads, n * tiles * 32})};
+  out.k = {Tensor(DType::i8, {kv_heads, n * blocks * 128, dim}), Tensor(DType::f32, {kv_heads, n * blocks * 4})};
+  out.v = {Tensor(DType::f8_e4m3, {kv_heads, dim, n * blocks * 128}), Tensor(DType::f32, {n, kv_heads, dim})};
+  out.k_mean = Tensor(p.kv_dtype, {n, kv_heads, p.head_dim});
+  // `count` bytes of the workspace's [n, heads, ...] to [heads, n, ...].
+  const auto turn = [&](int64_t from, int64_t num_heads, int64_t count, const Tensor& to, int64_t room) {
+    for (int64_t i = 0; i < n * num_heads; ++i) {
+      std::copy_n(bytes.data() + from + i * count, count,
+                  to.as<uint8_t>() + (i % num_heads * n + i / num_heads) * room);
+    }
+  };
+  turn(at.q, heads, q_len * dim, out.q.codes, tiles * 64 * dim);
+  turn(at.q_scale, heads, tiles * 32 * 4, out.q.scale, tiles * 32 * 4);
+  turn(at.k, kv_heads, kv_len * dim, out.k.codes, blocks * 128 * dim);
+  turn(at.k_scale, kv_heads, blocks * 4 * 4, out.k.scale, blocks * 4 * 4);
+  for (int64_t i = 0; i < n * kv_heads * dim; ++i) {  // [n, heads, dim, keys] to [heads, dim, n, keys]
+    const int64_t sequence = i / dim / kv_heads, head = i / dim % kv_heads, keys = blocks * 128;
+    std::copy_n(bytes.data() + at.v + i * keys, keys,
+                out.v.codes.as<uint8_t>() + ((head * dim + i % dim) * n + sequence) * keys);
+  }
+  if (kv_len > 0) {
+    std::memcpy(out.v.scale.view().data, bytes.data() + at.v_scale, static_cast<size_t>(4 * n * kv_heads * dim));
+    for (int64_t i = 0; i < n * kv_heads; ++i) {
+      for (int64_t d = 0; d < p.head_dim; ++d) {
+        float mean;
+        std::memcpy(&mean, bytes.data() + at.k_mean + 4 * (i * dim + d), 4);
+        out.k_mean.as<uint16_t>()[i * p.head_dim + d] =
+            p.kv_dtype == DType::bf16 ? bf16_from_f32(mean) : f16_from_f32(mean);
+      }
+    }
+  }
+  return out;
+}
+
+}  // namespace tilesieve::testing
