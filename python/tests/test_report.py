@@ -362,8 +362,9 @@ def test_a_browser_shows_the_page(demo_run: tuple[Path, str], tmp_path: Path) ->
         pytest.skip("no Chromium is installed")
     picture = tmp_path / "screen.png"
     done = subprocess.run(
-        [browser, "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", f"--user-data-dir={tmp_path / 'b'}",
-         "--host-resolver-rules=MAP * ~NOTFOUND", f"--screenshot={picture}", "--window-size=1000,3000", page.as_uri()],
+        [browser, "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--window-size=1000,3000",
+         f"--user-data-dir={tmp_path / 'b'}", "--host-resolver-rules=MAP * ~NOTFOUND", f"--screenshot={picture}",
+         page.as_uri()],
         capture_output=True, text=True, timeout=120, check=False)
     assert picture.exists(), done.stderr
     shown = decoded(picture.read_bytes())
