@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: Apache-2.0
+// A persistent CTA on each multiprocessor: a warp fetches for each crew, the consumer warpgroups compute, each 64 rows.
+#include <algorithm>
+
+#include "attend/sm90/sage_sparse.h"
+#include "attend/sm90/sage_sparse_consumer.h"
+#include "attend/sm90/sage_sparse_producer.h"
+#include "cuda/launch.h"
+#include "cuda/tensor_map.h"
+
+namespace tilesieve::sm90 {
+
+namespace {
+
+template <class Config>
+__global__ void __launch_bounds__(Config::kThreads, 1)
+    sage_sparse_kernel(const __grid_constant__ SageMaps maps, const __grid_constant__ SageSparseArgs args) {
+  extern __shared__ __align__(1024) uint8_t raw[];  // nothing else lies in shared memory, so it begins aligned
+  SageSparseShared<Config>& shared = *reinterpret_cast<SageSparseShared<Config>*>(raw);
+  if (threadIdx.x == 0) {
+    const auto warps_of = [](int crew) { return crew == 0 ? 8u : 4u; };
+    for (int i = 0; i < 2; ++i) {
+      for (int crew = 0; crew < Config::kCrews; ++crew) {
+        cuda::barrier_init(&shared.q_full[i][crew], 1);
+        cuda::barrier_init(&shared.q_empty[i][crew], warps_of(crew));
+      }
+    }
+    for (int i = 0; i < Config::kStages; ++i) {
+      cuda::barrier_init(&shared.k_full[i], 1);
+      cuda::barrier_init(&shared.v_full[i], 1);
+      cuda::barrier_init(&shared.k_empty[i], warps_of(i >= Config::kPairStages));
+      cuda::barrier_init(&shared.v_empty[i], warps_of(i >= Config::kPairStages));
+    }
+    cuda::fence_barrier_init();
+  }
+  __syncthreads();
+  cuda::wait_for_previous();
+  cuda::let_next_begin();
+  // The shuffle tells the compiler that the number is the same in all lanes.
+  const int warpgroup = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / 128, 0);
+  if (warpgroup == 0) {
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(Config::kOtherRegisters));
+    if (threadIdx.x < 32) {
+      SageSparseProducer<Config, 0>(shared, maps, args).run();
+    } else if (Config::kCrews > 1 && threadIdx.x < 64) {
+      SageSparseProducer<Config, 1>(shared, maps, args).run();
+    }
+  } else {
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(Config::kConsumerRegisters));
+    if constexpr (Config::kTwoCodes) {
+      if (warpgroup < 3) SageSparseConsumer<Config>(shared, args, warpgroup - 1, 0).run();
+      else SageSparseConsumer<Config>(shared, args, 2, 1).run();
+    } else {
+      SageSparseConsumer<Config>(shared, args, warpgroup - 1, (warpgroup - 1) / 2).run();
+    }
+  }
+}
+
+template <class Config>
+void launch(SageSparseArgs args, int num_sms, void* stream) {
+  const int64_t heads = int64_t{args.num_sequences} * args.num_q_heads;
+  const int64_t kv_heads = int64_t{args.num_sequences} * args.num_kv_heads;
+  const int64_t v_slots = int64_t{args.lists.num_kv_tiles} * kSparseKeys, d = Config::kHeadDim;
+  const SageMaps maps = {sage_map("q", args.q, d, args.num_q_slots, heads, Config::kHeadDim, kTileRows),
+                         sage_map("k", args.k, d, args.num_k_slots, kv_heads, Config::kHeadDim, kSparseKeys),
+                         sage_map("v", args.v, v_slots, d, kv_heads, kSparseKeys, Config::kHeadDim)};
+  args.num_row_tiles = args.lists.num_q_tiles;
+  args.num_tiles = static_cast<int32_t>(args.num_row_tiles * heads);
+  if (args.num_tiles == 0) return;
+  cuda::check(cudaMemsetAsync(args.lists.next_tile, 0, sizeof(int32_t), static_cast<cudaStream_t>(stream)),
+              "sparse sage");
+  constexpr auto kernel = sage_sparse_kernel<Config>;
+  cuda::allow_shared_bytes("sparse sage", kernel, sizeof(SageSparseShared<Config>));
+  cuda::launch("sparse sage", kernel, dim3(static_cast<unsigned>(std::min(num_sms, args.num_tiles))), Config::kThreads,
+               sizeof(SageSparseShared<Config>), stream, maps, args);
+}
+
+}  // namespace
+
+void launch_sage_sparse(const SageSparseArgs& args, int dim, int variant, int num_sms, void* stream) {
+  if (dim == 64) return launch<SageSparseConfig<64, 3, 2>>(args, num_sms, stream);
+  if (variant == 1) return launch<SageSparseConfig<128, 5, 0>>(args, num_sms, stream);
+  if (variant == 2) return launch<SageSparseConfig<128, 3, 2, true>>(args, num_sms, stream);
+  launch<SageSparseConfig<128, 3, 2>>(args, num_sms, stream);
+}
+
+}  // namespace tilesieve::sm90

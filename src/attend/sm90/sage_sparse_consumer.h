@@ -1,0 +1,251 @@
+// SPDX-License-Identifier: Apache-2.0
+// A sparse Sage consumer warpgroup: 64 query rows in INT8 stay, pairs of key tiles pass, 128 keys a step. The arithmetic
+// is that of sage_consumer.h, exact form, but for the scales of keys, which each tile of 64 keys has its own; and any
+// step may have a short tile, not the last one alone.
+#pragma once
+
+#include "attend/sm90/sage_sparse.h"
+#include "attend/sm90/sage_sparse_config.h"
+#include "cuda/flush.h"
+
+namespace tilesieve::sm90 {
+
+template <class Config>
+class SageSparseConsumer {
+ public:
+  __device__ SageSparseConsumer(SageSparseShared<Config>& shared, const SageSparseArgs& args, int warpgroup, int crew)
+      : shared_(shared), args_(args), warpgroup_(warpgroup), crew_(crew), ring_(crew) {}
+
+  __device__ void run() {
+    for (;;) {
+      cuda::barrier_wait(&shared_.q_full[q_stage()][crew_], q_count_ / 2 % 2);
+      if (work().tile < 0) return;
+      begin(DenseTile::of(args_, work().tile, kSparseRows), half_of_tile());
+      float o[Config::kOutputs];
+#pragma unroll
+      for (int i = 0; i < Config::kOutputs; ++i) o[i] = 0.0f;
+      const bool sees = work().has_keys && attend(o);
+      // Read again, so that it takes no registers meanwhile.
+      const DenseTile it = DenseTile::of(args_, work().tile, kSparseRows);
+      const int half = half_of_tile();
+      release(&shared_.q_empty[q_stage()][crew_]);
+      ++q_count_;
+      finish(it, half, sees, o);
+    }
+  }
+
+ private:
+  static constexpr int kScores = kSparseKeys, kProbabilities = kScores / 4;  // of a thread
+  static constexpr float kOffset = 8.807f;                                   // 2^8.807 is about 448
+  static constexpr float kMasked = -5000000.0f;
+
+  __device__ int q_stage() const { return q_count_ % 2; }
+  __device__ const volatile SparseWork& work() const { return shared_.work[q_stage()][crew_]; }
+  __device__ int half_of_tile() const { return crew_ == 0 ? warpgroup_ : work().half; }
+
+  __device__ void begin(const DenseTile& it, int half) {
+    const int32_t slab = (it.first_row + half * kTileRows) / kTileRows;
+    const int32_t num_slabs = (args_.num_q_slots + kTileRows - 1) / kTileRows;
+    const int scale = static_cast<int>(threadIdx.x) % 128 / 4;  // 8 * warp + lane / 4
+    q_scale_ = slab < num_slabs
+                   ? args_.q_scale[(static_cast<int64_t>(it.sequence_head) * num_slabs + slab) * kSageQueryScales + scale]
+                   : 0.0f;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      m_[i] = kMasked;
+      d_[i] = 1.0f;  // times an alpha of 0
+    }
+  }
+
+  // One step after the other; other warpgroups fill the gaps. True when there was any key.
+  __device__ bool attend(float (&o)[Config::kOutputs]) {
+    for (;;) {
+      int32_t step;
+      for (;;) {
+        cuda::barrier_wait(&shared_.k_full[ring_.stage], ring_.parity);
+        step = shared_.step[ring_.stage];
+        if (step != 0) break;
+        take<false>(step, o);
+      }
+      take<true>(step, o);
+      if ((step & kLastStep) != 0) return (step & kSeesKeys) != 0;
+    }
+  }
+
+  template <bool kSpecial>
+  __device__ void take(int32_t step, float (&o)[Config::kOutputs]) {
+    int32_t s[kScores];
+    uint32_t p[kProbabilities];
+    float alpha[2];
+    multiply_keys(s);
+    const float k_scale[2] = {shared_.k_scale[ring_.stage][0][threadIdx.x % 4],
+                              shared_.k_scale[ring_.stage][1][threadIdx.x % 4]};
+    cuda::wgmma_wait<0>();
+    cuda::pin(s);
+    release(&shared_.k_empty[ring_.stage]);
+    softmax<kSpecial>(s, k_scale, step, alpha);
+    pack(s, p);
+    float sums[Config::kOutputs];
+    multiply_values(p, sums);
+    cuda::wgmma_wait<0>();
+    cuda::pin(sums);
+#pragma unroll
+    for (int i = 0; i < Config::kOutputs; ++i) o[i] = cuda::fma_flush(o[i], alpha[i / 2 % 2], sums[i]);
+    release(&shared_.v_empty[ring_.stage]);
+    ring_.advance();
+  }
+
+  __device__ void multiply_keys(int32_t (&s)[kScores]) {
+    const uint64_t q = cuda::matrix_descriptor(cuda::shared_address(shared_.q[q_stage()][warpgroup_]),
+                                               Config::kRowBytes);
+    const uint64_t k = cuda::matrix_descriptor(cuda::shared_address(shared_.k[ring_.stage]), Config::kRowBytes);
+    cuda::wgmma_fence();
+    using Product = cuda::Wgmma<int8_t, 2 * kSparseKeys>;
+    Product::ss_first(s, q, k);
+#pragma unroll
+    for (int i = 1; i < Config::kHeadDim / 32; ++i) Product::ss(s, q + i * 2, k + i * 2);
+    cuda::wgmma_commit();
+  }
+
+  __device__ void multiply_values(const uint32_t (&p)[kProbabilities], float (&sums)[Config::kOutputs]) {
+    const uint64_t v = cuda::matrix_descriptor(cuda::shared_address(shared_.v[ring_.stage]), kSparseKeys);
+    cuda::barrier_wait(&shared_.v_full[ring_.stage], ring_.parity);
+    cuda::wgmma_fence();
+    using Product = cuda::Wgmma<__nv_fp8_e4m3, Config::kHeadDim>;
+    Product::rs_first(sums, p, v);
+#pragma unroll
+    for (int i = 1; i < 4; ++i) Product::rs(sums, p + 4 * i, v + (i / 2 * Config::kVBytes + i % 2 * 32) / 16);
+    cuda::wgmma_commit();
+  }
+
+  // s, integers, becomes the weights, floats; d and m follow.
+  template <bool kSpecial>
+  __device__ void softmax(int32_t (&s)[kScores], const float (&k_scale)[2], int32_t step, float (&alpha)[2]) {
+    float scale[2], peak[2];
+    {
+      const float delta[2] = {cuda::mul_flush(q_scale_, k_scale[0]), cuda::mul_flush(q_scale_, k_scale[1])};
+      if constexpr (kSpecial) {
+        scale_and_mask(delta, step, s);
+        scale[0] = scale[1] = args_.logit_scale;
+      } else {
+        scale[0] = cuda::mul_flush(args_.logit_scale, delta[0]);
+        scale[1] = cuda::mul_flush(args_.logit_scale, delta[1]);
+      }
+    }
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      float largest[2];
+#pragma unroll
+      for (int tile = 0; tile < 2; ++tile) {
+        largest[tile] = cuda::fma_flush(kSpecial ? float_peak(s, tile, half) : integer_peak(s, tile, half), scale[tile],
+                                        -kOffset);
+      }
+      peak[half] = fmaxf(largest[0], largest[1]);
+    }
+#pragma unroll
+    for (int lanes = 1; lanes < 4; lanes *= 2) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        peak[half] = fmaxf(peak[half], __shfl_xor_sync(0xffffffffu, peak[half], lanes));
+      }
+    }
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const float m = fmaxf(m_[half], peak[half]);
+      alpha[half] = cuda::exp2_approx(cuda::add_flush(m_[half], -m));
+      m_[half] = m;
+    }
+    const float shift[2] = {-m_[0], -m_[1]};
+#pragma unroll
+    for (int fragment = 0; fragment < kScores / 8; ++fragment) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        constexpr int kPlaces[4] = {0, 1, 4, 5};  // of the row in a fragment of 16 keys
+        float p[4];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          int32_t& score = s[fragment * 8 + half * 2 + kPlaces[i]];
+          const float x = kSpecial ? __int_as_float(score) : __int2float_rz(score);
+          p[i] = cuda::exp2_approx(cuda::fma_flush(x, scale[fragment / 4], shift[half]));
+          score = __float_as_int(p[i]);
+        }
+        const float sum = cuda::add_flush(cuda::add_flush(cuda::add_flush(p[0], p[1]), p[2]), p[3]);
+        d_[half] = fragment == 0 ? cuda::fma_flush(d_[half], alpha[half], sum) : cuda::add_flush(d_[half], sum);
+      }
+    }
+  }
+
+  static __device__ float integer_peak(const int32_t (&s)[kScores], int tile, int half) {
+    int32_t largest = 0;
+#pragma unroll
+    for (int j = 0; j < kScores / 8; ++j) {
+      const int at = tile * kScores / 2 + 4 * j + 2 * half;
+      largest = j == 0 ? max(s[at], s[at + 1]) : __vimax3_s32(largest, s[at], s[at + 1]);
+    }
+    return __int2float_rz(largest);
+  }
+
+  static __device__ float float_peak(const int32_t (&s)[kScores], int tile, int half) {
+    float largest = kMasked;
+#pragma unroll
+    for (int j = 0; j < kScores / 8; ++j) {
+      const int at = tile * kScores / 2 + 4 * j + 2 * half;
+      largest = fmaxf(largest, fmaxf(__int_as_float(s[at]), __int_as_float(s[at + 1])));
+    }
+    return largest;
+  }
+
+  static __device__ void scale_and_mask(const float (&delta)[2], int32_t step, int32_t (&s)[kScores]) {
+    const int pair = static_cast<int>(threadIdx.x) % 4;
+#pragma unroll
+    for (int i = 0; i < kScores; ++i) {
+      const int tile = i / (kScores / 2), key = i % (kScores / 2) / 4 * 8 + pair * 2 + i % 2;
+      const float y = cuda::mul_flush(__int2float_rz(s[i]), delta[tile]);
+      s[i] = __float_as_int(key < step_length(step, tile) ? y : kMasked);
+    }
+  }
+
+  static __device__ void pack(const int32_t (&s)[kScores], uint32_t (&p)[kProbabilities]) {
+#pragma unroll
+    for (int i = 0; i < kProbabilities; ++i) {  // words of a product: (row, row + 8) of its first 16 keys, then of the others
+      const int base = i / 4 * 16 + i / 2 % 2 * 8 + i % 2 * 2;
+      p[i] = cuda::pack_e4m3(__int_as_float(s[base]), __int_as_float(s[base + 1]), __int_as_float(s[base + 4]),
+                             __int_as_float(s[base + 5]));
+    }
+  }
+
+  __device__ void finish(const DenseTile& it, int half, bool sees, const float (&o)[Config::kOutputs]) {
+    const TileSpan span = span_of(args_.lists.q_span, it.first_row / kSparseRows, kSparseRows, args_.q_len);
+    const int pair = static_cast<int>(threadIdx.x) % 4;
+    const float* v_scale = args_.v_scale + static_cast<int64_t>(it.kv_head) * Config::kHeadDim + pair * 2;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      float d = d_[i];
+      d = cuda::add_flush(d, __shfl_xor_sync(0xffffffffu, d, 1));
+      d = cuda::add_flush(d, __shfl_xor_sync(0xffffffffu, d, 2));
+      const int32_t within = half * kTileRows + row_of_thread() + i * 8;
+      if (within >= span.length) continue;
+      const int32_t row = span.first + within;
+      const float inverse = cuda::reciprocal_approx(d);
+      store_row<Config::kHeadDim>(args_, it, row, sees, [&](int j) {
+        const float2 scale = __ldg(reinterpret_cast<const float2*>(v_scale + 8 * j));
+        return make_float2(cuda::mul_flush(cuda::mul_flush(o[4 * j + 2 * i], inverse), scale.x),
+                           cuda::mul_flush(cuda::mul_flush(o[4 * j + 2 * i + 1], inverse), scale.y));
+      });
+      if (args_.lse.data == nullptr || pair != 0) continue;
+      float lse = natural_lse(d, m_[i]);
+      if (args_.lse_shift != nullptr) lse += args_.lse_shift[static_cast<int64_t>(it.sequence_head) * args_.q_len + row];
+      static_cast<float*>(args_.lse.data)[place_of(args_.lse, args_, it, row)] = sees ? lse : -INFINITY;
+    }
+  }
+
+  SageSparseShared<Config>& shared_;
+  const SageSparseArgs& args_;
+  const int warpgroup_, crew_;
+  float q_scale_;
+  float m_[2], d_[2];  // of rows row_of_thread() and 8 below
+  CrewRing<Config> ring_;
+  uint32_t q_count_ = 0;  // stages of queries that are done
+};
+
+}  // namespace tilesieve::sm90
