@@ -5,7 +5,6 @@
 #include "attend/sm90/dense_consumer.h"
 #include "attend/sm90/dense_producer.h"
 #include "cuda/launch.h"
-#include "cuda/tensor_map.h"
 
 namespace tilesieve::sm90 {
 
@@ -16,21 +15,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     dense_kernel(const __grid_constant__ DenseMaps maps, const __grid_constant__ DenseArgs args) {
   extern __shared__ __align__(1024) uint8_t raw[];  // nothing else lies in shared memory, so it begins aligned
   DenseShared<Config>& shared = *reinterpret_cast<DenseShared<Config>*>(raw);
-  if (threadIdx.x == 0) {
-    for (int i = 0; i < 2; ++i) {
-      for (int c = 0; c < Config::kNumConsumers; ++c) {
-        cuda::barrier_init(&shared.q_full[i][c], 1);
-        cuda::barrier_init(&shared.q_empty[i][c], 4);
-      }
-    }
-    for (int i = 0; i < Config::kStages; ++i) {
-      cuda::barrier_init(&shared.k_full[i], 1);
-      cuda::barrier_init(&shared.v_full[i], 1);
-      cuda::barrier_init(&shared.k_empty[i], 4 * Config::kNumConsumers);
-      cuda::barrier_init(&shared.v_empty[i], 4 * Config::kNumConsumers);
-    }
-    cuda::fence_barrier_init();
-  }
+  if (threadIdx.x == 0) init_barriers<Config>(shared);
   __syncthreads();
   cuda::wait_for_previous();
   cuda::let_next_begin();
@@ -45,29 +30,9 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   }
 }
 
-CUtensorMap map_of(const char* name, const DenseRows& rows, int64_t head_dim, int64_t tokens, int64_t heads,
-                   int64_t sequences, int box_channels, int box_tokens) {
-  cuda::TensorMapShape shape;
-  shape.argument = name;
-  shape.data = rows.data;
-  shape.element_bytes = 2;
-  shape.rank = 4;
-  shape.sizes[0] = head_dim, shape.sizes[1] = tokens, shape.sizes[2] = heads, shape.sizes[3] = sequences;
-  shape.stride_bytes[0] = rows.token_stride * 2;
-  shape.stride_bytes[1] = rows.head_stride * 2;
-  shape.stride_bytes[2] = rows.sequence_stride * 2;
-  shape.box[0] = box_channels, shape.box[1] = box_tokens;
-  return cuda::make_tensor_map(shape);
-}
-
 template <class Config>
 void launch(const DenseTensors& tensors, DenseArgs args, int num_sms, void* stream) {
-  const auto map = [&](const char* name, const DenseRows& rows, int64_t tokens, int64_t heads, int box_tokens) {
-    return map_of(name, rows, args.head_dim, tokens, heads, args.num_sequences, Config::kPanelElements, box_tokens);
-  };
-  const DenseMaps maps = {map("q", tensors.q, args.q_len, args.num_q_heads, kTileRows),
-                          map("k", tensors.k, args.kv_len, args.num_kv_heads, kDenseBlock),
-                          map("v", tensors.v, args.kv_len, args.num_kv_heads, kDenseBlock)};
+  const DenseMaps maps = dense_maps<Config>(tensors, args, kDenseBlock);
   args.num_row_tiles = (args.q_len + Config::kRows - 1) / Config::kRows;
   args.num_tiles = args.num_row_tiles * args.num_q_heads * args.num_sequences;
   if (args.num_tiles == 0) return;

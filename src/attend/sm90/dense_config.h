@@ -30,4 +30,22 @@ struct alignas(1024) DenseShared {
   uint64_t v_full[Config::kStages], v_empty[Config::kStages];
 };
 
+// By one thread.
+template <class Config>
+__device__ void init_barriers(DenseShared<Config>& shared) {
+  for (int i = 0; i < 2; ++i) {
+    for (int c = 0; c < Config::kNumConsumers; ++c) {
+      cuda::barrier_init(&shared.q_full[i][c], 1);
+      cuda::barrier_init(&shared.q_empty[i][c], 4);
+    }
+  }
+  for (int i = 0; i < Config::kStages; ++i) {
+    cuda::barrier_init(&shared.k_full[i], 1);
+    cuda::barrier_init(&shared.v_full[i], 1);
+    cuda::barrier_init(&shared.k_empty[i], 4 * Config::kNumConsumers);
+    cuda::barrier_init(&shared.v_empty[i], 4 * Config::kNumConsumers);
+  }
+  cuda::fence_barrier_init();
+}
+
 }  // namespace tilesieve::sm90

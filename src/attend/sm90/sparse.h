@@ -33,4 +33,11 @@ struct SparseLists {
 
 inline constexpr int kSparseRows = 128, kSparseKeys = 64;  // of a tile
 
+struct SparseArgs : DenseArgs {
+  SparseLists lists;
+};
+
+// As launch_dense.
+void launch_sparse(const DenseTensors& tensors, const SparseArgs& args, int dim, int variant, int num_sms, void* stream);
+
 }  // namespace tilesieve::sm90
