@@ -1,270 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
-// The model of Sage's kernels against a rendition of their loop, bit for bit, and against float64 attention.
+// The model of Sage's kernels against a rendition of their loop, bit for bit.
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/mman.h>
 
 #include <algorithm>
-#include <array>
 #include <bit>
 #include <cmath>
-#include <set>
 
-#include "real_tensors.h"
-#include "reference.h"
-#include "stored_numbers.h"
-#include "test_inputs.h"
+#include "sage_rendition.h"
 
 namespace tilesieve::testing {
 namespace {
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
-
-std::string text_of(const SageOptions& o) {
-  return fmt::format("{} {} {} {}", name_of(o.kernel), name_of(o.groups), name_of(o.accumulator),
-                     o.smooth_k ? "smooth" : "plain");
-}
-
-std::vector<SageOptions> all_options() {
-  std::vector<SageOptions> all;
-  for (SageGroups groups : {SageGroups::per_thread, SageGroups::per_warp}) {
-    for (bool smooth : {true, false}) {
-      all.push_back({SageKernel::sm89, groups, SageAccumulator::f32, smooth});
-      all.push_back({SageKernel::sm89, groups, SageAccumulator::f16, smooth});
-      all.push_back({SageKernel::sm90, groups, SageAccumulator::f32, smooth});
-    }
-  }
-  return all;
-}
-
-int64_t block_of(const SageOptions& o) { return o.kernel == SageKernel::sm89 ? 64 : 128; }
-int64_t tile_of(const SageOptions& o) { return o.kernel == SageKernel::sm89 ? 128 : 64; }
-
-// What a chip does otherwise than the model.
-struct Chip {
-  float (*exp2)(float) = [](float x) { return static_cast<float>(std::exp2(static_cast<double>(x))); };
-  float (*reciprocal)(float) = [](float x) { return 1.0f / x; };
-  bool cuts_products = false;  // the tensor core aligns 33 numbers to the largest and keeps 13 bits of fraction
-};
-
-const std::array<double, 256>& e4m3_numbers() {
-  static const std::array<double, 256> numbers = [] {
-    std::array<double, 256> all;
-    for (uint32_t code = 0; code < 256; ++code) all[code] = decode(DType::f8_e4m3, code);
-    return all;
-  }();
-  return numbers;
-}
-
-float flush(float x) { return std::abs(x) < 0x1p-126f ? 0.0f * x : x; }
-
-// The loop as the sources have it: over the blocks of a tile of queries, masked logits -5e6, m from -5e6, d from 1.
-class Rendition {
- public:
-  Rendition(const Problem& problem, const TensorView& q, const SageTensors& tensors, const SageOptions& options,
-            const Chip& chip = {})
-      : p_(problem), q_(q), t_(tensors), o_(options), chip_(chip) {}
-
-  std::vector<float> o, lse;  // [total_q, heads, head_dim], [total_q, heads]
-
-  void run(const BlockIndex* lists) {
-    o.assign(static_cast<size_t>(p_.total_q() * p_.num_q_heads * p_.head_dim), -1);
-    lse.assign(static_cast<size_t>(p_.total_q() * p_.num_q_heads), -1);
-    int64_t q_first = 0, kv_first_block = 0, q_first_tile = 0, list = 0;
-    for (size_t s = 0; s < p_.q_lens.size(); ++s) {
-      const std::vector<int64_t> blocks = block_bounds(p_, p_.kv_lens[s], block_of(o_));
-      const std::vector<int64_t> tiles = block_bounds(p_, p_.q_lens[s], tile_of(o_));
-      const std::vector<int64_t> rows = lists == nullptr ? tiles : block_bounds(p_, p_.q_lens[s], p_.q_block_size);
-      for (size_t r = 0; r + 1 < rows.size(); ++r, ++list) {
-        for (int64_t h = 0; h < p_.num_q_heads; ++h) {
-          std::set<int32_t> picks;
-          const int32_t all = static_cast<int32_t>(blocks.size()) - 1;
-          if (lists == nullptr) {
-            for (int32_t b = 0; b < all; ++b) picks.insert(b);
-          } else {
-            for (int64_t slot = 0; slot < lists->capacity; ++slot) {
-              const int32_t id = lists->at(h / p_.group_size(), list, slot);
-              if (id >= 0 && id < all) picks.insert(id);
-            }
-          }
-          const int64_t offset = p_.causal ? p_.kv_lens[s] - p_.q_lens[s] : p_.kv_lens[s];
-          tile({s, h, q_first, rows[r], rows[r + 1], q_first_tile, kv_first_block, offset, tiles, blocks, picks});
-        }
-      }
-      q_first += p_.q_lens[s];
-      q_first_tile += std::ssize(tiles) - 1;
-      kv_first_block += std::ssize(blocks) - 1;
-    }
-  }
-
- private:
-  struct Tile {
-    size_t sequence;
-    int64_t head, q_first, row_begin, row_end, first_tile, first_block, offset;
-    const std::vector<int64_t>&tiles, &blocks;
-    std::set<int32_t> picks;
-  };
-
-  void tile(Tile t) {
-    const auto visible = [&](int64_t row) {
-      const int64_t kv_len = p_.kv_lens[t.sequence];
-      return p_.causal ? std::clamp<int64_t>(t.offset + row + 1, 0, kv_len) : kv_len;
-    };
-    // Iterations end where the last row of the tile sees nothing more.
-    std::erase_if(t.picks, [&](int32_t b) { return t.blocks[static_cast<size_t>(b)] >= visible(t.row_end - 1); });
-    for (int64_t row = t.row_begin; row < t.row_end; ++row) {
-      const size_t in_tile =
-          static_cast<size_t>(std::upper_bound(t.tiles.begin(), t.tiles.end(), row) - t.tiles.begin() - 1);
-      const int64_t tile_id = t.first_tile + static_cast<int64_t>(in_tile), place = row - t.tiles[in_tile];
-      float m = -5000000.0f, d[4] = {1, 1, 1, 1};
-      std::vector<float> acc(static_cast<size_t>(dim()), 0.0f);
-      int64_t position = 0, seen = 0;
-      for (int32_t b : t.picks) {
-        const int64_t begin = t.blocks[static_cast<size_t>(b)], end = t.blocks[static_cast<size_t>(b) + 1];
-        bool pre = position++ >= std::ssize(t.picks) - (o_.kernel == SageKernel::sm89 ? 2 : 1);
-        for (int64_t i = 0; i < block_of(o_); ++i) pre |= begin + i >= end || begin + i >= visible(t.row_begin);
-        const int64_t limit = std::min(end, visible(row)) - begin;
-        seen += std::max<int64_t>(0, limit);
-        step(t.head, tile_id, place, t.first_block + b, limit, pre, m, d, acc);
-      }
-      write(t, row, seen, m, d, acc);
-    }
-  }
-
-  void step(int64_t h, int64_t tile_id, int64_t place, int64_t block, int64_t limit, bool pre, float& m, float* d,
-            std::vector<float>& acc) const {
-    const int64_t kv = h / p_.group_size(), size = block_of(o_);
-    const bool per_thread = o_.groups == SageGroups::per_thread;
-    const int64_t rows_of_slab = tile_of(o_) / 4, slab = tile_id * 4 + place / rows_of_slab;
-    const float q_scale =
-        t_.q.scale.as<float>()[h * t_.q.scale.view().sizes[1] + (per_thread ? slab * 8 + place % 8 : slab)];
-    const float sigma = static_cast<float>(p_.scale()) * 1.44269504088896f;
-    std::vector<float> y(static_cast<size_t>(size)), p(y.size()), by(y.size());
-    float most[4] = {-kInfinity, -kInfinity, -kInfinity, -kInfinity}, factor[4] = {};
-    for (int64_t n = 0; n < size; ++n) {
-      const int64_t t = n % 8 / 2;
-      const float k_scale =
-          t_.k.scale.as<float>()[kv * t_.k.scale.view().sizes[1] + (per_thread ? block * 4 + t : block)];
-      const float delta = flush(q_scale * k_scale);
-      int64_t s = 0;
-      for (int64_t c = 0; c < dim(); ++c) {
-        s += t_.q.codes.as<int8_t>()[h * t_.q.codes.view().strides[0] + (tile_id * tile_of(o_) + place) * dim() + c] *
-             t_.k.codes.as<int8_t>()[kv * t_.k.codes.view().strides[0] + (block * size + n) * dim() + c];
-      }
-      factor[t] = pre ? sigma : flush(sigma * delta);
-      float x = static_cast<float>(s);
-      if (pre) x = flush(x * delta);
-      if (n >= limit) x = -5000000.0f;
-      y[static_cast<size_t>(n)] = x;
-      most[t] = std::fmax(most[t], x);
-    }
-    float next = m;
-    for (int t = 0; t < 4; ++t) next = std::fmax(next, flush(std::fma(most[t], factor[t], -8.807f)));
-    const float alpha = flush(chip_.exp2(m - next));
-    m = next;
-    for (int64_t n = 0; n < size; ++n) {
-      const size_t i = static_cast<size_t>(n);
-      p[i] = flush(chip_.exp2(flush(std::fma(y[i], factor[n % 8 / 2], -m))));
-    }
-    for (int64_t t = 0; t < 4; ++t) {
-      for (int64_t f = 0; f < size / 16; ++f) {
-        const float* w = p.data() + 16 * f + 2 * t;
-        const float s = ((w[0] + w[1]) + w[8]) + w[9];
-        d[t] = f == 0 ? flush(std::fma(d[t], alpha, s)) : d[t] + s;
-      }
-    }
-    std::vector<double> weights;
-    for (float x : p) weights.push_back(e4m3_numbers()[encode(DType::f8_e4m3, static_cast<double>(x))]);
-    for (int64_t c = 0; c < dim(); ++c) {
-      acc[static_cast<size_t>(c)] = flush(std::fma(acc[static_cast<size_t>(c)], alpha, product(kv, block, c, weights)));
-    }
-  }
-
-  // Of the weights of a block and a channel of its values.
-  float product(int64_t kv, int64_t block, int64_t c, const std::vector<double>& weights) const {
-    static constexpr int kSlots[16] = {0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15};
-    const TensorView& v = t_.v.codes.view();
-    const uint8_t* codes = v.as<uint8_t>() + kv * v.strides[0] + c * v.strides[1] + block * block_of(o_);
-    const bool half = o_.accumulator == SageAccumulator::f16;
-    double sum = 0;
-    int64_t exact = 0;  // in units of 2^-18
-    for (size_t first = 0; first < weights.size(); first += 32) {
-      std::vector<double> terms = {sum};
-      bool is_number = true;
-      for (size_t n = first; n < first + 32; ++n) {
-        const uint8_t v_code = codes[n / 16 * 16 + static_cast<size_t>(kSlots[n % 16])];
-        const double x = weights[n] * e4m3_numbers()[v_code];
-        is_number &= !std::isnan(x);
-        terms.push_back(x);
-        if (is_number) exact += static_cast<int64_t>(x * 0x1p18);
-      }
-      if (!is_number) return std::numeric_limits<float>::quiet_NaN();
-      if (chip_.cuts_products) {
-        double most = 0;
-        for (double x : terms) most = std::max(most, std::abs(x));
-        const double unit = most == 0 ? 1 : std::ldexp(1.0, std::ilogb(most) - 13);
-        sum = 0;
-        for (double x : terms) sum += std::trunc(x / unit) * unit;
-        const double last = sum == 0 ? 1 : std::ldexp(1.0, std::ilogb(sum) - 13);
-        sum = std::trunc(sum / last) * last;
-      } else if (half) {
-        sum += std::ldexp(static_cast<double>(exact), -18);
-        exact = 0;
-      }
-      if (half) sum = rounded_to(DType::f16, sum);
-    }
-    return half || chip_.cuts_products ? static_cast<float>(sum) : std::ldexp(static_cast<float>(exact), -18);
-  }
-
-  void write(const Tile& t, int64_t row, int64_t seen, float m, const float* d, const std::vector<float>& acc) {
-    const int64_t kv = t.head / p_.group_size(), place = (t.q_first + row) * p_.num_q_heads + t.head;
-    const float sum = (d[0] + d[1]) + (d[2] + d[3]), inverse = flush(chip_.reciprocal(sum));
-    const int64_t of_sequence = static_cast<int64_t>(t.sequence) * p_.num_kv_heads + kv;
-    double dot = 0;
-    for (int64_t c = 0; c < p_.head_dim; ++c) {
-      const float scaled =
-          flush(flush(acc[static_cast<size_t>(c)] * inverse) * t_.v.scale.as<float>()[of_sequence * dim() + c]);
-      o[static_cast<size_t>(place * p_.head_dim + c)] = seen == 0 ? 0 : scaled;
-      if (!o_.smooth_k) continue;
-      const int64_t q_place = (t.q_first + row) * q_.strides[0] + t.head * q_.strides[1] + c;
-      dot += decode(p_.q_dtype, q_.as<uint16_t>()[q_place]) *
-             decode(p_.q_dtype, t_.k_mean.as<uint16_t>()[of_sequence * p_.head_dim + c]);
-    }
-    const double log = std::log(static_cast<double>(sum)) + static_cast<double>(m) * std::log(2.0);
-    lse[static_cast<size_t>(place)] = seen == 0 ? -kInfinity : static_cast<float>(log + dot * p_.scale());
-  }
-
-  int64_t dim() const { return p_.head_dim <= 64 ? 64 : 128; }
-
-  const Problem& p_;
-  const TensorView& q_;
-  const SageTensors& t_;
-  const SageOptions& o_;
-  const Chip chip_;
-};
-
-Output run_model(const Case& c, const SageOptions& options, const BlockIndex* lists, DType o_dtype = DType::f32,
-                 const Execution& execution = {}) {
-  Output out = make_output(c.problem, Layout::head_major, o_dtype);
-  sage_attention_model(c.problem, c.inputs(), lists, {out.o.view(), out.lse.view()}, options, {}, execution);
-  EXPECT_EQ(out.o.fault() + out.lse.fault(), "");
-  return out;
-}
-
-// Keys with an offset of their own in each channel, as models have them.
-Case offset_case(const std::string& line, uint32_t seed, float offset) {
-  Case c = make_case(line, seed);
-  std::mt19937 random(seed + 1);
-  std::normal_distribution<float> normal;
-  for (int64_t h = 0; h < c.problem.num_kv_heads; ++h) {
-    for (int64_t d = 0; d < c.problem.head_dim; ++d) {
-      const float of_channel = offset * normal(random);
-      for (int64_t t = 0; t < c.problem.total_kv(); ++t) c.k.at(t, h, d) = c.k.at(t, h, d) + of_channel;
-    }
-  }
-  return c;
-}
 
 void expect_rendition(const Case& c, const SageOptions& options, const BlockIndex* lists) {
   SCOPED_TRACE(text_of(options) + (lists == nullptr ? " dense | " : " lists | ") + c.problem.to_line());
@@ -290,16 +40,27 @@ void expect_rendition(const Case& c, const SageOptions& options, const BlockInde
   }
 }
 
+// One kernel for each way of grouping and smoothing, another one for the next seed.
+std::vector<SageOptions> some_options(uint32_t seed) {
+  std::vector<SageOptions> some;
+  const std::vector<SageOptions> all = all_options();  // three kernels follow each other
+  for (size_t i = 0; i < all.size(); ++i) {
+    if ((i / 3 + i + seed) % 3 == 0) some.push_back(all[i]);
+  }
+  return some;
+}
+
 TEST(SageModel, IsTheLoopOfItsSourcesBitForBit) {
   uint32_t seed = 0;
   for (const char* line :
        {"hq=4 hkv=2 d=64 q=130 kv=200 causal=0 dtype=bf16",
         "hq=2 hkv=1 d=72 q=1,0,65,33 kv=64,5,0,257 causal=0 dtype=f16", "hq=1 hkv=1 d=128 q=200 causal=1 dtype=bf16",
         "hq=2 hkv=2 d=8 q=70 kv=333 causal=1 dtype=f16",
+        "hq=1 hkv=1 d=128 q=128 kv=160 causal=1 dtype=bf16",  // the diagonal crosses three blocks
         "hq=3 hkv=1 d=16 q=200,3 kv=77,300 causal=1 dtype=bf16 scale=0.7",
         "hq=1 hkv=1 d=64 q=291 causal=0 dtype=bf16 segments=text:70,audio:1,video:220",
         "hq=1 hkv=1 d=64 q=5 kv=512 causal=0 dtype=f16"}) {
-    for (const SageOptions& options : all_options()) {
+    for (const SageOptions& options : some_options(seed)) {
       expect_rendition(offset_case(line, ++seed, 2.0f), options, nullptr);
     }
   }
@@ -320,7 +81,7 @@ TEST(SageModel, IsTheLoopOverListsBitForBit) {
 }
 
 TEST(SageModel, AFullListIsDenseBitForBit) {
-  for (const char* line : {"hq=2 hkv=1 d=64 q=1000 kv=1000 causal=0 dtype=bf16 qblock=128",
+  for (const char* line : {"hq=2 hkv=1 d=64 q=500 kv=700 causal=0 dtype=bf16 qblock=128",
                            "hq=1 hkv=1 d=128 q=77,0,300 kv=1,0,513 causal=0 dtype=f16 qblock=128",
                            "hq=2 hkv=2 d=40 q=391 causal=0 dtype=bf16 qblock=64 segments=text:70,audio:1,video:320"}) {
     for (const SageOptions& options : all_options()) {
@@ -330,147 +91,6 @@ TEST(SageModel, AFullListIsDenseBitForBit) {
       EXPECT_EQ(dense.bits(), listed.bits()) << text_of(options);
       const Output threads = run_model(c, options, nullptr, DType::f32, {3});
       EXPECT_EQ(dense.bits(), threads.bits());
-    }
-  }
-}
-
-// Error of the model's o against float64.
-Difference error_of(const Case& c, const SageOptions& options, const BlockIndex* lists, const Reference& exact) {
-  const Output got = run_model(c, options, lists);
-  Tensor want(DType::f32, {c.problem.total_q(), c.problem.num_q_heads, c.problem.head_dim});
-  std::copy(exact.o.begin(), exact.o.end(), want.as<float>());
-  return compare(got.o.view(), want.view());
-}
-
-void record(const std::string& what, const Difference& error) {
-  ::testing::Test::RecordProperty(what, fmt::format("rel-L2 {:.4f} cosine {:.6f}", error.rel_l2, error.cosine));
-}
-
-// Published: 3.9e-2 (Miowtion, RTX PRO 6000), 3.6e-2 and 0.9994 (Nox), on captures of a video model.
-TEST(SageModel, IsAsFarFromFloat64AsSageIs) {
-  for (const char* line :
-       {"hq=2 hkv=2 d=128 q=256 kv=2048 causal=0 dtype=bf16", "hq=4 hkv=2 d=64 q=300 kv=1111 causal=1 dtype=f16",
-        "hq=2 hkv=1 d=72 q=257 causal=0 dtype=bf16", "hq=1 hkv=1 d=8 q=64 kv=500 causal=0 dtype=bf16"}) {
-    const Case c = offset_case(line, 11, 4.0f);
-    const Reference exact = reference_attention(c.problem, c.inputs(), nullptr);
-    for (const SageOptions& options : all_options()) {
-      const Difference error = error_of(c, options, nullptr, exact);
-      record(text_of(options) + " | " + line, error);
-      if (!options.smooth_k) continue;
-      EXPECT_GT(error.rel_l2, 0.02) << text_of(options) << " | " << line;
-      EXPECT_LT(error.rel_l2, 0.05) << text_of(options) << " | " << line;
-      EXPECT_GT(error.cosine, 0.9988) << text_of(options) << " | " << line;
-    }
-  }
-}
-
-TEST(SageModel, SmoothingHelpsKeysWithAnOffset) {
-  const Case c = offset_case("hq=2 hkv=2 d=128 q=256 kv=1024 causal=0 dtype=bf16", 12, 8.0f);
-  const Reference exact = reference_attention(c.problem, c.inputs(), nullptr);
-  for (SageOptions options : all_options()) {
-    if (!options.smooth_k) continue;
-    const Difference smooth = error_of(c, options, nullptr, exact);
-    options.smooth_k = false;
-    const Difference plain = error_of(c, options, nullptr, exact);
-    record(text_of(options), plain);
-    options.smooth_k = true;
-    record(text_of(options), smooth);
-    EXPECT_LT(1.3 * smooth.rel_l2, plain.rel_l2) << text_of(options);
-  }
-}
-
-TEST(SageModel, ListsAreAsFarFromFloat64OverTheSameBlocks) {
-  for (SageOptions options : all_options()) {
-    if (!options.smooth_k) continue;
-    const Case c = offset_case(
-        fmt::format("hq=2 hkv=1 d=64 q=500 kv=1500 causal=0 dtype=bf16 topk=4 qblock=128 block={}", block_of(options)),
-        13, 2.0f);
-    const Reference exact = reference_attention(c.problem, c.inputs(), &c.block_index.view());
-    const Difference error = error_of(c, options, &c.block_index.view(), exact);
-    EXPECT_LT(error.rel_l2, 0.05) << text_of(options);
-    EXPECT_GT(error.rel_l2, 0.02) << text_of(options);
-  }
-}
-
-// The mean of the keys is in it: |q . mean| is up to some hundred here.
-TEST(SageModel, TheLseIsThatOfTheTrueLogits) {
-  for (const SageOptions& options : all_options()) {
-    const Case c = offset_case("hq=2 hkv=1 d=64 q=100 kv=700 causal=1 dtype=bf16", 14, options.smooth_k ? 30.0f : 1.0f);
-    const Reference exact = reference_attention(c.problem, c.inputs(), nullptr);
-    const Output got = run_model(c, options, nullptr);
-    double largest = 0;
-    for (int64_t t = 0; t < 100; ++t) {
-      for (int64_t h = 0; h < 2; ++h) {
-        const double want = exact.lse[static_cast<size_t>(t * 2 + h)];
-        largest = std::max(largest, std::abs(want));
-        EXPECT_NEAR(got.lse.at(t, h), want, 0.03) << text_of(options);
-      }
-    }
-    if (options.smooth_k) {
-      EXPECT_GT(largest, 50);
-    }
-  }
-}
-
-struct Merged {
-  double lse;
-  double of_first, of_second;  // shares
-};
-Merged merge(float a, float b) {
-  const double x = static_cast<double>(a), y = static_cast<double>(b), most = std::max(x, y);
-  const double lse = most + std::log(std::exp(x - most) + std::exp(y - most));
-  return {lse, std::exp(x - lse), std::exp(y - lse)};
-}
-
-// ROCm/aiter#3334: parts of the keys, each with a mean of its own, merge by their LSE.
-TEST(SageModel, TwoHalvesOfTheKeysMergeToTheWhole) {
-  const std::string line = "hq=2 hkv=1 d=64 q=150 causal=0 dtype=bf16 kv=";
-  const Case c = offset_case(line + "500", 15, 4.0f);
-  for (const SageOptions& options : all_options()) {
-    const Output whole = run_model(c, options, nullptr);
-    Output part[2];
-    for (int i : {0, 1}) {
-      Problem p = Problem::parse(line + (i == 0 ? "231" : "269"));
-      AttentionInputs inputs = c.inputs();
-      for (TensorView* view : {&inputs.k, &inputs.v}) {
-        view->data = view->as<uint16_t>() + (i == 0 ? 0 : 231 * view->strides[0]);
-        view->sizes[0] = p.total_kv();
-      }
-      part[i] = make_output(p);
-      sage_attention_model(p, inputs, nullptr, {part[i].o.view(), part[i].lse.view()}, options);
-    }
-    double error = 0, norm = 0;
-    for (int64_t t = 0; t < 150; ++t) {
-      for (int64_t h = 0; h < 2; ++h) {
-        const Merged merged = merge(part[0].lse.at(t, h), part[1].lse.at(t, h));
-        // K is quantised anew in each part: logits differ by some hundredths, their LSE by less.
-        EXPECT_NEAR(whole.lse.at(t, h), merged.lse, options.smooth_k ? 0.02 : 0.2) << text_of(options);
-        for (int64_t d = 0; d < 64; ++d) {
-          const double o = static_cast<double>(static_cast<float>(whole.o.at(t, h, d)));
-          const double both = merged.of_first * static_cast<double>(static_cast<float>(part[0].o.at(t, h, d))) +
-                              merged.of_second * static_cast<double>(static_cast<float>(part[1].o.at(t, h, d)));
-          error += (o - both) * (o - both);
-          norm += o * o;
-        }
-      }
-    }
-    EXPECT_LT(std::sqrt(error / norm), options.smooth_k ? 0.06 : 0.2) << text_of(options);
-  }
-}
-
-// Over lists the quantised keys are the same: what is left is f32, as the weights in the LSE are not rounded to E4M3.
-TEST(SageModel, TwoListsMergeToTheirUnion) {
-  for (const SageOptions& options : all_options()) {
-    Case c = offset_case(
-        fmt::format("hq=1 hkv=1 d=64 q=128 kv=1000 causal=0 dtype=bf16 qblock=128 block={}", block_of(options)), 16,
-        2.0f);
-    const auto lse_of = [&](std::vector<int32_t> ids) {
-      set_rows(c, {std::move(ids)});
-      return run_model(c, options, &c.block_index.view());
-    };
-    const Output first = lse_of({0, 3, 7}), second = lse_of({1, 2, 5}), both = lse_of({0, 1, 2, 3, 5, 7});
-    for (int64_t t = 0; t < 128; ++t) {
-      EXPECT_NEAR(both.lse.at(t, 0), merge(first.lse.at(t, 0), second.lse.at(t, 0)).lse, 1e-5);
     }
   }
 }
@@ -517,6 +137,21 @@ TEST(SageModel, WhereANaNGoes) {
   }
 }
 
+TEST(SageModel, SubnormalNumbersAreFlushed) {
+  Case c = make_case("hq=1 hkv=1 d=16 q=100 kv=150 causal=0 dtype=bf16", 24);
+  c.v.for_each([](const Element& x) { x = static_cast<float>(x) * 0x1p-117f; });
+  int64_t flushed = 0;
+  for (const SageOptions& options : all_options()) {
+    expect_rendition(c, options, nullptr);
+    const Output got = run_model(c, options, nullptr);
+    got.o.for_each([&](const Element& x) {
+      EXPECT_TRUE(x == 0.0f || std::abs(static_cast<float>(x)) >= 0x1p-126f);
+      flushed += x == 0.0f;
+    });
+  }
+  EXPECT_GT(flushed, 0);
+}
+
 TEST(SageModel, TheOutputIsRoundedOnce) {
   const Case c = offset_case("hq=2 hkv=2 d=24 q=100 kv=150 causal=0 dtype=bf16", 20, 1.0f);
   for (const SageOptions& options : all_options()) {
@@ -553,6 +188,7 @@ TEST(SageModel, TheBoundHoldsForAChipAndIsTight) {
     const Case c = offset_case(line, 21, 2.0f);
     const Problem& p = c.problem;
     for (const SageOptions& options : all_options()) {
+      if (!options.smooth_k) continue;  // nothing to the bound
       const SageTensors tensors = sage_quantize(p, c.inputs(), options);
       const Chip chip = {approximate_exp2, approximate_reciprocal, true};
       Rendition on_chip(p, c.q.view(), tensors, options, chip);
@@ -644,55 +280,6 @@ TEST(SageModel, RefusesByName) {
   tensors.k_mean = {};
   EXPECT_THROW(sage_attend_model(c.problem, c.q.view(), tensors, nullptr, views, {}), Error);
 }
-
-// Errors of all kinds over views of stored tensors.
-void expect_errors(const Problem& problem, const AttentionInputs& inputs, double limit) {
-  const Reference exact = reference_attention(problem, inputs, nullptr);
-  Tensor want(DType::f32, {problem.total_q(), problem.num_q_heads, problem.head_dim});
-  std::copy(exact.o.begin(), exact.o.end(), want.as<float>());
-  for (const SageOptions& options : all_options()) {
-    const Output out = make_output(problem);
-    sage_attention_model(problem, inputs, nullptr, {out.o.view(), out.lse.view()}, options);
-    const Difference error = compare(out.o.view(), want.view());
-    record(text_of(options), error);
-    EXPECT_LT(error.rel_l2, limit) << text_of(options);
-    EXPECT_GT(error.cosine, 1 - limit * limit) << text_of(options);
-  }
-}
-
-TensorView tokens_of(TensorView view, int64_t first, int64_t count) {
-  view.data = view.as<uint16_t>() + first * view.strides[0];
-  view.sizes[0] = count;
-  return view;
-}
-
-// A trained language model: causal, grouped heads (examples/data).
-TEST(SageModel, OnKeysOfALanguageModel) {
-  const TensorFile file = read_tensors(std::string(TILESIEVE_EXAMPLES_DIR) + "/smollm2_layer9_group2.safetensors");
-  const TensorView &q = file.at("layer.9.q"), &k = file.at("layer.9.k"), &v = file.at("layer.9.v");
-  expect_errors(Problem::parse("hq=3 hkv=1 d=64 q=150 kv=3000 causal=1 dtype=bf16 scale=0.125"),
-                {tokens_of(q, 2850, 150), tokens_of(k, 0, 3000), tokens_of(v, 0, 3000)}, 0.05);
-}
-
-class SageLatents : public RealTensors {
- protected:
-  // Keys and values are the tokens themselves, queries some of the middle.
-  static void expect_errors_of(const Latents& latents) {
-    const int64_t num_tokens = latents.grid.num_tokens(), dim = latents.dim();
-    const Tensor x(DType::bf16, {num_tokens, 1, dim});
-    for (int64_t t = 0; t < num_tokens; ++t) {
-      for (int64_t d = 0; d < dim; ++d) {
-        x.as<uint16_t>()[t * dim + d] =
-            static_cast<uint16_t>(encode(DType::bf16, static_cast<double>(latents.number(t, d))));
-      }
-    }
-    const TensorView q = tokens_of(x.view(), num_tokens / 2, 128);
-    expect_errors(Problem::parse(fmt::format("d={} q=128 kv={} causal=0 dtype=bf16 scale=0.05", dim, num_tokens)),
-                  {q, x.view(), x.view()}, 0.02);
-  }
-};
-TEST_F(SageLatents, OfWan) { expect_errors_of(wan_latents(folder_)); }
-TEST_F(SageLatents, OfFlower) { expect_errors_of(flower_latents(folder_)); }
 
 }  // namespace
 }  // namespace tilesieve::testing

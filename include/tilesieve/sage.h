@@ -60,10 +60,10 @@ struct SageOptions {
   int64_t num_prescaled() const { return kernel == SageKernel::sm89 ? 2 : 1; }
 };
 
-// What the chip approximates. The defaults round correctly, exp2 and log2 but for rounding a float64 that is already
-// rounded. A plug never sees a subnormal number, nor need it flush one.
+// What the chip approximates. The defaults are IEEE, exp2 and log2 the nearest to float64's. The last three never see a
+// subnormal number, nor need they flush one.
 struct SageMath {
-  float (*divide)(float a, float b);  // of the quantisers
+  float (*divide)(float a, float b);  // of the quantisers; within 2 ulp, so that codes stay inside their formats
   float (*exp2)(float x);             // ex2.approx
   float (*reciprocal)(float x);       // rcp.approx
   float (*log2)(float x);             // lg2.approx

@@ -32,6 +32,16 @@ constexpr float kInfinity = std::numeric_limits<float>::infinity();
 float ftz(float x) { return std::abs(x) < std::numeric_limits<float>::min() ? std::copysign(0.0f, x) : x; }
 float fma_ftz(float a, float b, float c) { return ftz(std::fma(a, b, c)); }
 
+// To the nearest, ties to even, without passing through f32, whose rounding could make a tie.
+double rounded_to_f16(double x) {
+  if (!(std::abs(x) < 65520)) return std::isnan(x) ? x : std::copysign(static_cast<double>(kInfinity), x);
+  // The sum with 2^(e + 42) has its last place at 2^(e - 10). Products of E4M3 are multiples of 2^-18, so f16's
+  // subnormals, of 2^-24, are never rounded to.
+  const int exponent = x == 0 ? 0 : std::ilogb(x);
+  const double shift = std::copysign(std::ldexp(1.0, exponent + 42), x);
+  return (x + shift) - shift;
+}
+
 // Queries that attend to one list of blocks.
 struct Item {
   int64_t q_begin, q_end;  // packed tokens
@@ -227,19 +237,10 @@ class Model {
         for (size_t d = 0; d < sum.size(); ++d) sum[d] += weight * v[d];
       }
       if (options_.accumulator == SageAccumulator::f16 && key % kMmaKeys == kMmaKeys - 1) {
-        // 42 bits fit no f32, but f16 keeps 11: a sticky last bit makes rounding twice the same as once.
-        for (double& x : sum) x = static_cast<double>(f32_from_f16(f16_from_f32(round_to_odd(x))));
+        for (double& x : sum) x = rounded_to_f16(x);
       }
     }
     return sum;
-  }
-
-  // To f32 towards 0, with the last bit set where that loses something.
-  static float round_to_odd(double x) {
-    const float near = static_cast<float>(x);
-    if (static_cast<double>(near) == x || std::isnan(x)) return near;
-    const float low = std::abs(static_cast<double>(near)) > std::abs(x) ? std::nextafter(near, 0.0f) : near;
-    return f32_of_bits(bits_of_f32(low) | 1u);
   }
 
   void finish(const Row& row, int64_t sequence, int64_t q_index, int64_t head) const {
