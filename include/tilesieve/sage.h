@@ -62,7 +62,7 @@ struct SageOptions {
 
   float largest_value() const { return accumulator == SageAccumulator::f32 ? 448.0f : 2.25f; }
   // Steps at the end of a list whose logits are scaled before the softmax, not inside it.
-  int64_t num_prescaled() const { return kernel == SageKernel::sm89 ? 2 : 1; }
+  int64_t num_prescaled() const { return kernel == SageKernel::sm89 ? 2 : kernel == SageKernel::sm90 ? 1 : 0; }
 };
 
 // What the chip approximates. The defaults are IEEE, exp2 and log2 the nearest to float64's. The last three never see a

@@ -47,12 +47,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     }
   } else {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(Config::kConsumerRegisters));
-    if constexpr (Config::kTwoCodes) {
-      if (warpgroup < 3) SageSparseConsumer<Config>(shared, args, warpgroup - 1, 0).run();
-      else SageSparseConsumer<Config>(shared, args, 2, 1).run();
-    } else {
-      SageSparseConsumer<Config>(shared, args, warpgroup - 1, (warpgroup - 1) / 2).run();
-    }
+    SageSparseConsumer<Config>(shared, args, warpgroup - 1).run();
   }
 }
 
@@ -79,8 +74,7 @@ void launch(SageSparseArgs args, int num_sms, void* stream) {
 
 void launch_sage_sparse(const SageSparseArgs& args, int dim, int variant, int num_sms, void* stream) {
   if (dim == 64) return launch<SageSparseConfig<64, 3, 2>>(args, num_sms, stream);
-  if (variant == 1) return launch<SageSparseConfig<128, 5, 0>>(args, num_sms, stream);
-  if (variant == 2) return launch<SageSparseConfig<128, 3, 2, true>>(args, num_sms, stream);
+  if (variant == 1) return launch<SageSparseConfig<128, 2, 3>>(args, num_sms, stream);
   launch<SageSparseConfig<128, 3, 2>>(args, num_sms, stream);
 }
 

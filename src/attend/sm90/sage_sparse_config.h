@@ -9,11 +9,10 @@
 
 namespace tilesieve::sm90 {
 
-template <int HeadDim, int PairStages, int LoneStages, bool TwoCodes = false>
+template <int HeadDim, int PairStages, int LoneStages>
 struct SageSparseConfig {
   static constexpr int kHeadDim = HeadDim;
   static constexpr int kConsumers = LoneStages == 0 ? 2 : 3, kCrews = kConsumers - 1;
-  static constexpr bool kTwoCodes = TwoCodes;
   static constexpr int kPairStages = PairStages, kStages = PairStages + LoneStages;
   static constexpr int kThreads = 128 * (kConsumers + 1);
   static constexpr int kConsumerRegisters = kConsumers == 2 ? 240 : 160, kOtherRegisters = kConsumers == 2 ? 24 : 32;
@@ -30,26 +29,41 @@ struct alignas(1024) SageSparseShared {
   alignas(1024) uint8_t v[Config::kStages][2][Config::kVBytes];
   alignas(1024) uint8_t q[2][Config::kConsumers][Config::kQBytes];  // of this tile and of the next
   alignas(16) float k_scale[Config::kStages][2][kSageKeyScales];
-  int32_t step[Config::kStages];
+  alignas(16) float q_scale[2][Config::kConsumers][kSageQueryScales];
+  SparseRun run[Config::kStages];
   SparseWork work[2][Config::kCrews];
   uint64_t q_full[2][Config::kCrews], q_empty[2][Config::kCrews];
   uint64_t k_full[Config::kStages], k_empty[Config::kStages];
   uint64_t v_full[Config::kStages], v_empty[Config::kStages];
 };
 
-// Where a crew stands among its own stages.
+// Where a crew stands among its own stages, how many stages of queries it is done with, and a warpgroup's number: in one
+// register, since consumers have none to spare.
 template <class Config>
-struct CrewRing {
-  int32_t begin, end, stage;
-  uint32_t parity = 0;
-  __device__ explicit CrewRing(int crew)
-      : begin(crew == 0 ? 0 : Config::kPairStages), end(crew == 0 ? Config::kPairStages : Config::kStages), stage(begin) {}
+class CrewPlace {
+ public:
+  __device__ CrewPlace(int warpgroup, int crew)
+      : bits_(static_cast<uint32_t>(warpgroup) << 8 | (crew == 0 ? 0 : Config::kPairStages)) {}
+  __device__ int stage() const { return bits_ & 7; }
+  __device__ uint32_t parity() const { return bits_ >> 3 & 1; }
+  __device__ int q_stage() const { return bits_ >> 6 & 1; }
+  __device__ uint32_t q_parity() const { return bits_ >> 7 & 1; }
+  __device__ int warpgroup() const { return bits_ >> 8; }
+
   __device__ void advance() {
-    if (++stage == end) {
-      stage = begin;
-      parity ^= 1;
+    if (stage() == Config::kPairStages - 1) {
+      bits_ = (bits_ ^ 8) - (Config::kPairStages - 1);
+    } else if (stage() == Config::kStages - 1) {
+      bits_ = (bits_ ^ 8) - (Config::kStages - 1 - Config::kPairStages);
+    } else {
+      ++bits_;
     }
   }
+  __device__ void advance_q() { bits_ = (bits_ ^ 64) ^ (bits_ & 64) << 1; }
+
+ private:
+  static_assert(Config::kStages <= 8);
+  uint32_t bits_;
 };
 
 }  // namespace tilesieve::sm90

@@ -13,23 +13,27 @@ namespace tilesieve::sm90 {
 template <class Config>
 class SageSparseConsumer {
  public:
-  __device__ SageSparseConsumer(SageSparseShared<Config>& shared, const SageSparseArgs& args, int warpgroup, int crew)
-      : shared_(shared), args_(args), warpgroup_(warpgroup), crew_(crew), ring_(crew) {}
+  __device__ SageSparseConsumer(SageSparseShared<Config>& shared, const SageSparseArgs& args, int warpgroup)
+      : shared_(shared), args_(args), place_(warpgroup, warpgroup / 2) {}
 
   __device__ void run() {
     for (;;) {
-      cuda::barrier_wait(&shared_.q_full[q_stage()][crew_], q_count_ / 2 % 2);
-      if (work().tile < 0) return;
-      begin(DenseTile::of(args_, work().tile, kSparseRows), half_of_tile());
+      cuda::barrier_wait(&shared_.q_full[q_stage()][crew()], place_.q_parity());
+      if (uniform(work().tile) < 0) return;
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        m_[i] = kMasked;
+        d_[i] = 1.0f;  // times an alpha of 0
+      }
       float o[Config::kOutputs];
 #pragma unroll
       for (int i = 0; i < Config::kOutputs; ++i) o[i] = 0.0f;
-      const bool sees = work().has_keys && attend(o);
-      // Read again, so that it takes no registers meanwhile.
-      const DenseTile it = DenseTile::of(args_, work().tile, kSparseRows);
+      const bool sees = uniform(work().has_keys) != 0 && attend(o);
+      // Read again, so that the loop has these registers for itself.
+      const DenseTile it = DenseTile::of(args_, uniform(work().tile), kSparseRows);
       const int half = half_of_tile();
-      release(&shared_.q_empty[q_stage()][crew_]);
-      ++q_count_;
+      release(&shared_.q_empty[q_stage()][crew()]);
+      place_.advance_q();
       finish(it, half, sees, o);
     }
   }
@@ -39,51 +43,37 @@ class SageSparseConsumer {
   static constexpr float kOffset = 8.807f;                                   // 2^8.807 is about 448
   static constexpr float kMasked = -5000000.0f;
 
-  __device__ int q_stage() const { return q_count_ % 2; }
-  __device__ const volatile SparseWork& work() const { return shared_.work[q_stage()][crew_]; }
-  __device__ int half_of_tile() const { return crew_ == 0 ? warpgroup_ : work().half; }
-
-  __device__ void begin(const DenseTile& it, int half) {
-    const int32_t slab = (it.first_row + half * kTileRows) / kTileRows;
-    const int32_t num_slabs = (args_.num_q_slots + kTileRows - 1) / kTileRows;
-    const int scale = static_cast<int>(threadIdx.x) % 128 / 4;  // 8 * warp + lane / 4
-    q_scale_ = slab < num_slabs
-                   ? args_.q_scale[(static_cast<int64_t>(it.sequence_head) * num_slabs + slab) * kSageQueryScales + scale]
-                   : 0.0f;
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      m_[i] = kMasked;
-      d_[i] = 1.0f;  // times an alpha of 0
-    }
-  }
+  __device__ int q_stage() const { return place_.q_stage(); }
+  __device__ int crew() const { return place_.warpgroup() / 2; }
+  __device__ const volatile SparseWork& work() const { return shared_.work[q_stage()][crew()]; }
+  __device__ int half_of_tile() const { return crew() == 0 ? place_.warpgroup() : uniform(work().half); }
 
   // One step after the other; other warpgroups fill the gaps. True when there was any key.
   __device__ bool attend(float (&o)[Config::kOutputs]) {
-    for (;;) {
-      int32_t step;
-      for (;;) {
-        cuda::barrier_wait(&shared_.k_full[ring_.stage], ring_.parity);
-        step = shared_.step[ring_.stage];
-        if (step != 0) break;
-        take<false>(step, o);
-      }
-      take<true>(step, o);
-      if ((step & kLastStep) != 0) return (step & kSeesKeys) != 0;
-    }
+    SparseRun run;
+    do {
+      cuda::barrier_wait(&shared_.k_full[place_.stage()], place_.parity());
+      run = {uniform(shared_.run[place_.stage()].bits)};
+#pragma unroll 1
+      for (; run.num_whole() > 0; --run.bits) take<false>(run, o);
+      if (run.has_mixed()) take<true>(run, o);
+    } while (!run.ends_list());
+    return run.sees_keys();
   }
 
-  template <bool kSpecial>
-  __device__ void take(int32_t step, float (&o)[Config::kOutputs]) {
+  template <bool kMixed>
+  __device__ void take(SparseRun run, float (&o)[Config::kOutputs]) {
     int32_t s[kScores];
     uint32_t p[kProbabilities];
     float alpha[2];
     multiply_keys(s);
-    const float k_scale[2] = {shared_.k_scale[ring_.stage][0][threadIdx.x % 4],
-                              shared_.k_scale[ring_.stage][1][threadIdx.x % 4]};
+    const float q_scale = shared_.q_scale[q_stage()][place_.warpgroup()][threadIdx.x % 128 / 4];  // 8 warp + lane / 4
+    const float delta[2] = {cuda::mul_flush(q_scale, shared_.k_scale[place_.stage()][0][threadIdx.x % 4]),
+                            cuda::mul_flush(q_scale, shared_.k_scale[place_.stage()][1][threadIdx.x % 4])};
     cuda::wgmma_wait<0>();
     cuda::pin(s);
-    release(&shared_.k_empty[ring_.stage]);
-    softmax<kSpecial>(s, k_scale, step, alpha);
+    release(&shared_.k_empty[place_.stage()]);
+    softmax<kMixed>(s, delta, run, alpha);
     pack(s, p);
     float sums[Config::kOutputs];
     multiply_values(p, sums);
@@ -91,14 +81,15 @@ class SageSparseConsumer {
     cuda::pin(sums);
 #pragma unroll
     for (int i = 0; i < Config::kOutputs; ++i) o[i] = cuda::fma_flush(o[i], alpha[i / 2 % 2], sums[i]);
-    release(&shared_.v_empty[ring_.stage]);
-    ring_.advance();
+    release(&shared_.v_empty[place_.stage()]);
+    place_.advance();
   }
 
   __device__ void multiply_keys(int32_t (&s)[kScores]) {
-    const uint64_t q = cuda::matrix_descriptor(cuda::shared_address(shared_.q[q_stage()][warpgroup_]),
+    const uint64_t q = cuda::matrix_descriptor(cuda::shared_address(shared_.q[q_stage()][place_.warpgroup()]),
                                                Config::kRowBytes);
-    const uint64_t k = cuda::matrix_descriptor(cuda::shared_address(shared_.k[ring_.stage]), Config::kRowBytes);
+    const uint64_t k = cuda::matrix_descriptor(cuda::shared_address(shared_.k[place_.stage()]), Config::kRowBytes);
+    cuda::barrier_wait(&shared_.k_full[place_.stage()], place_.parity());
     cuda::wgmma_fence();
     using Product = cuda::Wgmma<int8_t, 2 * kSparseKeys>;
     Product::ss_first(s, q, k);
@@ -108,8 +99,8 @@ class SageSparseConsumer {
   }
 
   __device__ void multiply_values(const uint32_t (&p)[kProbabilities], float (&sums)[Config::kOutputs]) {
-    const uint64_t v = cuda::matrix_descriptor(cuda::shared_address(shared_.v[ring_.stage]), kSparseKeys);
-    cuda::barrier_wait(&shared_.v_full[ring_.stage], ring_.parity);
+    const uint64_t v = cuda::matrix_descriptor(cuda::shared_address(shared_.v[place_.stage()]), kSparseKeys);
+    cuda::barrier_wait(&shared_.v_full[place_.stage()], place_.parity());
     cuda::wgmma_fence();
     using Product = cuda::Wgmma<__nv_fp8_e4m3, Config::kHeadDim>;
     Product::rs_first(sums, p, v);
@@ -119,25 +110,22 @@ class SageSparseConsumer {
   }
 
   // s, integers, becomes the weights, floats; d and m follow.
-  template <bool kSpecial>
-  __device__ void softmax(int32_t (&s)[kScores], const float (&k_scale)[2], int32_t step, float (&alpha)[2]) {
+  template <bool kMixed>
+  __device__ void softmax(int32_t (&s)[kScores], const float (&delta)[2], SparseRun run, float (&alpha)[2]) {
     float scale[2], peak[2];
-    {
-      const float delta[2] = {cuda::mul_flush(q_scale_, k_scale[0]), cuda::mul_flush(q_scale_, k_scale[1])};
-      if constexpr (kSpecial) {
-        scale_and_mask(delta, step, s);
-        scale[0] = scale[1] = args_.logit_scale;
-      } else {
-        scale[0] = cuda::mul_flush(args_.logit_scale, delta[0]);
-        scale[1] = cuda::mul_flush(args_.logit_scale, delta[1]);
-      }
+    if constexpr (kMixed) {
+      scale_and_mask(delta, run, s);
+      scale[0] = scale[1] = args_.logit_scale;
+    } else {
+      scale[0] = cuda::mul_flush(args_.logit_scale, delta[0]);
+      scale[1] = cuda::mul_flush(args_.logit_scale, delta[1]);
     }
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       float largest[2];
 #pragma unroll
       for (int tile = 0; tile < 2; ++tile) {
-        largest[tile] = cuda::fma_flush(kSpecial ? float_peak(s, tile, half) : integer_peak(s, tile, half), scale[tile],
+        largest[tile] = cuda::fma_flush(kMixed ? float_peak(s, tile, half) : integer_peak(s, tile, half), scale[tile],
                                         -kOffset);
       }
       peak[half] = fmaxf(largest[0], largest[1]);
@@ -165,7 +153,7 @@ class SageSparseConsumer {
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
           int32_t& score = s[fragment * 8 + half * 2 + kPlaces[i]];
-          const float x = kSpecial ? __int_as_float(score) : __int2float_rz(score);
+          const float x = kMixed ? __int_as_float(score) : __int2float_rz(score);
           p[i] = cuda::exp2_approx(cuda::fma_flush(x, scale[fragment / 4], shift[half]));
           score = __float_as_int(p[i]);
         }
@@ -195,13 +183,13 @@ class SageSparseConsumer {
     return largest;
   }
 
-  static __device__ void scale_and_mask(const float (&delta)[2], int32_t step, int32_t (&s)[kScores]) {
+  static __device__ void scale_and_mask(const float (&delta)[2], SparseRun run, int32_t (&s)[kScores]) {
     const int pair = static_cast<int>(threadIdx.x) % 4;
 #pragma unroll
     for (int i = 0; i < kScores; ++i) {
       const int tile = i / (kScores / 2), key = i % (kScores / 2) / 4 * 8 + pair * 2 + i % 2;
       const float y = cuda::mul_flush(__int2float_rz(s[i]), delta[tile]);
-      s[i] = __float_as_int(key < step_length(step, tile) ? y : kMasked);
+      s[i] = __float_as_int(key < run.length(tile) ? y : kMasked);
     }
   }
 
@@ -241,11 +229,8 @@ class SageSparseConsumer {
 
   SageSparseShared<Config>& shared_;
   const SageSparseArgs& args_;
-  const int warpgroup_, crew_;
-  float q_scale_;
   float m_[2], d_[2];  // of rows row_of_thread() and 8 below
-  CrewRing<Config> ring_;
-  uint32_t q_count_ = 0;  // stages of queries that are done
+  CrewPlace<Config> place_;
 };
 
 }  // namespace tilesieve::sm90

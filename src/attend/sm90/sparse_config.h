@@ -13,7 +13,7 @@ using SparseConfig = DenseConfig<HeadDim, Stages, false>;
 
 template <class Config>
 struct alignas(1024) SparseShared : DenseShared<Config> {
-  int32_t step[Config::kStages];
+  SparseRun run[Config::kStages];
   SparseWork work[2];
 };
 

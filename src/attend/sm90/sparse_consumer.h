@@ -19,16 +19,16 @@ class SparseConsumer {
   __device__ void run() {
     for (;;) {
       cuda::barrier_wait(&shared_.q_full[q_ring_.stage][warpgroup_], q_ring_.parity);
-      const SparseWork work = shared_.work[q_ring_.stage];
-      if (work.tile < 0) return;
+      const int32_t tile = uniform(shared_.work[q_ring_.stage].tile);
+      if (tile < 0) return;
       softmax_.begin();
       float o[Config::kOutputs];
 #pragma unroll
       for (int i = 0; i < Config::kOutputs; ++i) o[i] = 0.0f;
-      const bool sees = work.has_keys && attend(o);
+      const bool sees = uniform(shared_.work[q_ring_.stage].has_keys) != 0 && attend(o);
       release(&shared_.q_empty[q_ring_.stage][warpgroup_]);
       q_ring_.advance();
-      finish(DenseTile::of(args_, work.tile, kSparseRows), sees, o);
+      finish(DenseTile::of(args_, tile, kSparseRows), sees, o);
     }
   }
 
@@ -37,23 +37,23 @@ class SparseConsumer {
   __device__ bool attend(float (&o)[Config::kOutputs]) {
     float s[Config::kScores], alpha[2];
     uint32_t p[Config::kProbabilities];
-    int32_t kind = multiply_keys(s);
+    SparseRun run = multiply_keys(s);
     cuda::wgmma_wait<0>();
     cuda::pin(s);
     release(&shared_.k_empty[ring_.stage]);
-    mask(kind, s);
+    mask(run, s);
     softmax_.weigh(args_.logit_scale, s, alpha);  // nothing to shrink yet
     pack<Config>(s, p);
     Ring<Config::kStages> behind = ring_;
     ring_.advance();
-    while ((kind & kLastStep) == 0) {
-      const int32_t next = multiply_keys(s);
-      multiply_values(behind, kind, p, o);
-      kind = next;
+    while (!run.is_last()) {
+      const SparseRun next = multiply_keys(s);
+      multiply_values(behind, run, p, o);
+      run = next;
       cuda::wgmma_wait<1>();
       cuda::pin(s);
       release(&shared_.k_empty[ring_.stage]);
-      mask(kind, s);
+      mask(run, s);
       const bool grows = softmax_.weigh(args_.logit_scale, s, alpha);
       cuda::wgmma_wait<0>();
       cuda::pin(o);
@@ -63,36 +63,35 @@ class SparseConsumer {
       behind = ring_;
       ring_.advance();
     }
-    multiply_values(behind, kind, p, o);
+    multiply_values(behind, run, p, o);
     cuda::wgmma_wait<0>();
     cuda::pin(o);
     release(&shared_.v_empty[behind.stage]);
-    return (kind & kSeesKeys) != 0;
+    return run.sees_keys();
   }
 
-  // Returns what the step is.
-  __device__ int32_t multiply_keys(float (&s)[Config::kScores]) {
+  // Returns what the step begins.
+  __device__ SparseRun multiply_keys(float (&s)[Config::kScores]) {
     cuda::barrier_wait(&shared_.k_full[ring_.stage], ring_.parity);
-    const int32_t kind = shared_.step[ring_.stage];
     issue_scores<Config>(operand<Config>(shared_.q[q_ring_.stage][warpgroup_]), operand<Config>(shared_.k[ring_.stage]),
                          s);
-    return kind;
+    return {uniform(shared_.run[ring_.stage].bits)};
   }
 
-  __device__ void multiply_values(const Ring<Config::kStages>& ring, int32_t kind,
+  __device__ void multiply_values(const Ring<Config::kStages>& ring, SparseRun run,
                                   const uint32_t (&p)[Config::kProbabilities], float (&o)[Config::kOutputs]) {
     cuda::barrier_wait(&shared_.v_full[ring.stage], ring.parity);
-    if (kind != 0) clear_tails(shared_.v[ring.stage], kind);
+    if (run.is_mixed()) clear_tails(shared_.v[ring.stage], run);
     issue_outputs<Config, true>(p, value_operand<Config>(shared_.v[ring.stage]), o);
   }
 
   // Behind a short tile lie other tokens, and 0 * NaN is NaN. Each warpgroup does it for itself: the zeros are the same.
-  __device__ void clear_tails(uint8_t* values, int32_t kind) const {
+  __device__ void clear_tails(uint8_t* values, SparseRun run) const {
     constexpr int kChunks = Config::kPanelBytes / 16;
 #pragma unroll 1
     for (int i = 0; i < 2 * Config::kPanels; ++i) {
       uint8_t* rows = values + i * kSparseKeys * Config::kPanelBytes;
-      for (int c = step_length(kind, i % 2) * kChunks + threadIdx.x % 128; c < kSparseKeys * kChunks; c += 128) {
+      for (int c = run.length(i % 2) * kChunks + threadIdx.x % 128; c < kSparseKeys * kChunks; c += 128) {
         *reinterpret_cast<uint4*>(rows + c * 16) = make_uint4(0, 0, 0, 0);  // whole rows: the swizzle does not matter
       }
     }
@@ -100,13 +99,13 @@ class SparseConsumer {
     cuda::sync_threads(1 + warpgroup_, 128);
   }
 
-  static __device__ void mask(int32_t kind, float (&s)[Config::kScores]) {
-    if (kind == 0) return;
+  static __device__ void mask(SparseRun run, float (&s)[Config::kScores]) {
+    if (!run.is_mixed()) return;
     const int pair = static_cast<int>(threadIdx.x) % 4;
 #pragma unroll
     for (int i = 0; i < Config::kScores; ++i) {
       const int key = i / 4 % 8 * 8 + pair * 2 + i % 2;
-      if (key >= step_length(kind, i / (Config::kScores / 2))) s[i] = -INFINITY;
+      if (key >= run.length(i / (Config::kScores / 2))) s[i] = -INFINITY;
     }
   }
 

@@ -33,10 +33,10 @@ class SparseProducer {
     q_ring_.advance();
   }
 
-  __device__ void step(const DenseTile& it, const int32_t (&)[2], const TileSpan (&spans)[2], int32_t kind) {
+  __device__ void step(const DenseTile& it, const int32_t (&)[2], const TileSpan (&spans)[2], SparseRun run) {
     if (is_first_lane()) {
       cuda::barrier_wait(&shared_.k_empty[ring_.stage], ring_.parity ^ 1);
-      shared_.step[ring_.stage] = kind;
+      shared_.run[ring_.stage] = run;
       fetch_tiles(shared_.k[ring_.stage], maps_.k, &shared_.k_full[ring_.stage], spans, it);
       cuda::barrier_wait(&shared_.v_empty[ring_.stage], ring_.parity ^ 1);
       fetch_tiles(shared_.v[ring_.stage], maps_.v, &shared_.v_full[ring_.stage], spans, it);
