@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Dense attention of a video model on Hopper: Sage's exact and relaxed forms, kernel alone and whole call, its
-// quantisers, and bf16; prints rows and writes them as JSON. Bursts: one timed launch at a time after a pause, median of
-// 11; sustained: half a second back to back. Beside each form its error against float64 on sampled rows.
+// quantisers, and bf16; prints rows and writes them as JSON. Bursts: one timed launch at a time after a pause, median
+// of 11; sustained: half a second back to back. Beside each form its error against float64 on sampled rows.
 #include <cuda_runtime.h>
 
 #include <cstdio>
@@ -89,9 +89,9 @@ constexpr const char* kUsage =
     "  --baseline  results of other implementations from just before, to compare with\n";
 
 void run(const Arguments& arguments) {
-  const std::vector<Form> forms = chosen(
-      std::vector<Form>{{"int8", "", 0.045}, {"int8", "-relaxed", 0.05}, {"bf16", "", 0.005}}, arguments,
-      [](const Form& form) { return form.dtype + form.suffix; });
+  const std::vector<Form> forms =
+      chosen(std::vector<Form>{{"int8", "", 0.045}, {"int8", "-relaxed", 0.05}, {"bf16", "", 0.005}}, arguments,
+             [](const Form& form) { return form.dtype + form.suffix; });
   if (arguments.list) {
     for (const Form& form : forms) std::printf("%s%s\n", form.dtype.c_str(), form.suffix.c_str());
     return;

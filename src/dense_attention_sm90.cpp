@@ -28,7 +28,7 @@ void dense_attention(const DenseInputs& inputs, const DenseOutputs& outputs, con
   DenseTensors tensors = {rows_of(inputs.q, shape.q), rows_of(inputs.k, shape.k), rows_of(inputs.v, shape.v)};
   // Without keys nothing is read, but a map wants an address.
   if (shape.k.tokens == 0) tensors.k.data = tensors.v.data = inputs.q.data;
-  launch_dense(tensors, args, shape.dim, 0, device.num_sms, stream);
+  launch_dense(tensors, args, shape.dim, device.num_sms, stream);
 }
 
 #else  // without CUDA the call exists and says why it cannot run

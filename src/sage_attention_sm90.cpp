@@ -95,7 +95,7 @@ void SageCall::attend(void* workspace, int num_sms, void* stream) const {
   args.k_scale = at<float>(workspace, layout_.k_scale);
   args.v_scale = at<float>(workspace, layout_.v_scale);
   if (smooths() && shape_.has_lse) args.lse_shift = at<float>(workspace, layout_.lse_shift);
-  launch_sage(args, shape_.dim, options_.arithmetic == SageArithmetic::relaxed ? 2 : 0, num_sms, stream);
+  launch_sage(args, shape_.dim, options_.arithmetic == SageArithmetic::relaxed, num_sms, stream);
 }
 
 int64_t sage_attention_workspace(const DenseInputs& inputs, const DenseOutputs& outputs,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the benchmark of dense attention attends to: a video model's shape, Gaussian numbers, keys with an offset of their
-// own in each channel; and how far an output is from float64.
+// What the benchmark of dense attention attends to: a video model's shape, Gaussian numbers, keys with an offset of
+// their own in each channel; and how far an output is from float64.
 #pragma once
 
 #include "sm90/memory.h"

@@ -55,7 +55,7 @@ struct Kernel {
   DType dtype = DType::f32;       // of stored keys and values
   DType arithmetic = DType::f32;  // of the factors of both products; sums are f32. bf16 rounds the weights of a
                                   // softmax, i8 is Arithmetic::int8
-  std::vector<DType> q_dtypes;                   // of queries, as they are stored
+  std::vector<DType> q_dtypes;    // of queries, as they are stored
   int64_t min_head_dim = 8, max_head_dim = 256;  // in steps of 8
   int64_t kv_block_size = 0;                     // the one that it is for; 0 = any
   int64_t tile_rows = 0;                         // query rows of one tile

@@ -34,8 +34,8 @@ struct DenseOptions {
   double softmax_scale = 0;  // 0 = 1 / sqrt(head_dim)
 };
 
-// Enqueues the call on `stream` (a cudaStream_t; nullptr = the default stream). Inputs are bf16. Throws Error naming the
-// argument, what was got and what exists; nothing has been enqueued then.
+// Enqueues the call on `stream` (a cudaStream_t; nullptr = the default stream). Inputs are bf16. Throws Error naming
+// the argument, what was got and what exists; nothing has been enqueued then.
 void dense_attention(const DenseInputs& inputs, const DenseOutputs& outputs, const DenseOptions& options, void* stream);
 
 }  // namespace sm90

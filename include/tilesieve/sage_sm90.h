@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Dense attention in SageAttention 2's arithmetic on a Hopper GPU: queries and keys in INT8, weights and values in E4M3,
-// quantised on the way. One call; no allocation, no synchronisation, fit for capture in a graph.
+// Dense attention in SageAttention 2's arithmetic on a Hopper GPU: queries and keys in INT8, weights and values in
+// E4M3, quantised on the way. One call; no allocation, no synchronisation, fit for capture in a graph.
 #pragma once
 
 #include <cstdint>
@@ -12,8 +12,8 @@ namespace [[gnu::visibility("default")]] tilesieve {
 namespace sm90 {
 
 // exact    SageAttention 2's arithmetic for sm90, operation by operation
-// relaxed  the tensor cores add up several blocks before f32 does, and weights may stay up to two bits below the largest
-//          E4M3: faster, a little less precise
+// relaxed  the tensor cores add up eight blocks of keys before f32 does: faster, a little less precise, most so where
+//          values have an offset
 enum class SageArithmetic : uint8_t { exact, relaxed };
 SageArithmetic parse_sage_arithmetic(std::string_view name);  // Error when unknown
 

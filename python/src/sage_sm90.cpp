@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Sage attention on Hopper: its arrays borrowed on the caller's stream, and the current device set to theirs.
+#include "tilesieve/sage_sm90.h"
+
 #include <array>
 #include <cstdint>
 
@@ -7,7 +9,6 @@
 #include "bindings.h"
 #include "cuda_call.h"
 #include "errors.h"
-#include "tilesieve/sage_sm90.h"
 #include "values.h"
 
 namespace tilesieve::python {
@@ -70,8 +71,8 @@ void bind_sage(nb::module_& module) {
   nb::class_<SageCall>(module, "SageCall")
       .def(nb::init<nb::handle, nb::handle, nb::handle, nb::handle, nb::handle, nb::handle, nb::handle, nb::handle,
                     nb::handle, nb::handle, nb::handle>(),
-           "q"_any, "k"_any, "v"_any, "out"_any, "lse"_any, "layout"_any, "arithmetic"_any, "causal"_any, "smooth_k"_any,
-           "softmax_scale"_any, "stream"_any)
+           "q"_any, "k"_any, "v"_any, "out"_any, "lse"_any, "layout"_any, "arithmetic"_any, "causal"_any,
+           "smooth_k"_any, "softmax_scale"_any, "stream"_any)
       .def_prop_ro("workspace_bytes", &SageCall::workspace_bytes)
       .def("run", &SageCall::run, "workspace"_any);
 }

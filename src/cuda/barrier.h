@@ -60,11 +60,6 @@ __device__ inline void sync_threads(int number, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(number), "r"(threads) : "memory");
 }
 
-// Counts as one of the threads that meet there, and goes on.
-__device__ inline void arrive_threads(int number, int threads) {
-  asm volatile("bar.arrive %0, %1;" ::"r"(number), "r"(threads) : "memory");
-}
-
 // Orders this thread's ordinary accesses of shared memory before accesses by wgmma and the copy engine.
 __device__ inline void fence_async_proxy() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 

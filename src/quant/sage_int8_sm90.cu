@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Q and K to INT8. Numbers that one lane of the attention kernel holds share a scale: of queries the rows r and r + 8 of
-// 16, of keys every eighth pair of 128.
-#include "base/rounding.h"
+// Q and K to INT8. Numbers that one lane of the attention kernel holds share a scale: of queries the rows r and r + 8
+// of 16, of keys every eighth pair of 128.
 #include "cuda/flush.h"
 #include "cuda/launch.h"
 #include "quant/sage_rows_sm90.h"
@@ -47,9 +46,10 @@ __device__ inline uint32_t largest_of(const float (&x)[8]) {
   return largest;
 }
 
-__device__ inline void store_codes(void* codes, const SageInput& input, int32_t token, int32_t octet, uint2 bytes) {
+__device__ inline void store_codes(void* codes, const SageInput& input, const SageWork& work, int32_t token,
+                                   int32_t octet, uint2 bytes) {
   if (token >= input.length) return;
-  const int64_t row = sequence_head() * input.length + token;
+  const int64_t row = work.row(input) * input.length + token;
   *reinterpret_cast<uint2*>(static_cast<uint8_t*>(codes) + row * input.dim + octet * 8) = bytes;
 }
 
@@ -61,17 +61,18 @@ __global__ void queries_kernel(const __grid_constant__ SageInput q, const __grid
   cuda::let_next_begin();
   const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
   const int octet = lane % kOctets, second = lane / kOctets % 2;
+  const SageWork work = SageWork::of<64>(q);
   int32_t group[kTurns], token[kTurns];
   uint4 packed[kTurns];
 #pragma unroll
   for (int i = 0; i < kTurns; ++i) {
     group[i] = (warp * kTurns + i) * kGroupsOfWarp + lane / (2 * kOctets);
-    token[i] = blockIdx.x * 64 + group[i] / 8 * 16 + group[i] % 8 + second * 8;
-    packed[i] = load_channels(q, token[i], octet);
+    token[i] = work.block * 64 + group[i] / 8 * 16 + group[i] % 8 + second * 8;
+    packed[i] = load_channels(q, work, token[i], octet);
   }
   float mean[8];
   if (out.shift != nullptr) {
-    const int64_t kv_head = static_cast<int64_t>(blockIdx.z) * (gridDim.y / out.group_size) + blockIdx.y / out.group_size;
+    const int64_t kv_head = int64_t{work.sequence} * (q.num_heads / out.group_size) + work.head / out.group_size;
 #pragma unroll
     for (int c = 0; c < 8; ++c) mean[c] = out.k_mean[kv_head * kHeadDim + octet * 8 + c];
   }
@@ -85,9 +86,9 @@ __global__ void queries_kernel(const __grid_constant__ SageInput q, const __grid
       largest = max(largest, __shfl_xor_sync(0xffffffffu, largest, lanes));
     }
     const float scale = int8_scale(largest);
-    store_codes(out.codes, q, token[i], octet, int8_codes(x, scale));
+    store_codes(out.codes, q, work, token[i], octet, int8_codes(x, scale));
     if (octet == 0 && second == 0) {
-      out.scale[(sequence_head() * gridDim.x + blockIdx.x) * 32 + group[i]] = scale;
+      out.scale[(work.row(q) * work.num_blocks + work.block) * 32 + group[i]] = scale;
     }
     if (out.shift != nullptr) {
       float dot = 0.0f;
@@ -96,7 +97,7 @@ __global__ void queries_kernel(const __grid_constant__ SageInput q, const __grid
 #pragma unroll
       for (int lanes = 1; lanes < kOctets; lanes *= 2) dot += __shfl_xor_sync(0xffffffffu, dot, lanes);
       if (octet == 0 && token[i] < q.length) {
-        out.shift[sequence_head() * q.length + token[i]] = __fmul_rn(dot, out.softmax_scale);
+        out.shift[work.row(q) * q.length + token[i]] = __fmul_rn(dot, out.softmax_scale);
       }
     }
   }
@@ -112,10 +113,11 @@ __global__ void keys_kernel(const __grid_constant__ SageInput k, const float* me
   cuda::let_next_begin();
   const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
   const int octet = lane % kOctets, group = warp % 4;
+  const SageWork work = SageWork::of<128>(k);
   float mean[8];
 #pragma unroll
   for (int c = 0; c < 8; ++c) {
-    mean[c] = mean_keys == nullptr ? 0.0f : mean_keys[sequence_head() * kHeadDim + octet * 8 + c];
+    mean[c] = mean_keys == nullptr ? 0.0f : mean_keys[work.row(k) * kHeadDim + octet * 8 + c];
   }
   uint4 packed[kTurns];
   int32_t token[kTurns];
@@ -123,8 +125,8 @@ __global__ void keys_kernel(const __grid_constant__ SageInput k, const float* me
   for (int i = 0; i < kTurns; ++i) {
     // Pairs 4 n + group; n counts the warps of the group, then a warp's pairs side by side, then its turns.
     const int n = (i * kPairsOfWarp + lane / (2 * kOctets)) * (kWarps / 4) + warp / 4;
-    token[i] = blockIdx.x * 128 + (4 * n + group) * 2 + lane / kOctets % 2;
-    packed[i] = load_channels(k, token[i], octet);
+    token[i] = work.block * 128 + (4 * n + group) * 2 + lane / kOctets % 2;
+    packed[i] = load_channels(k, work, token[i], octet);
   }
   uint32_t largest = 0;
 #pragma unroll
@@ -148,29 +150,24 @@ __global__ void keys_kernel(const __grid_constant__ SageInput k, const float* me
   for (int i = 0; i < kTurns; ++i) {
     float x[8];
     widen<Half>(packed[i], x);
-    store_codes(out.codes, k, token[i], octet, int8_codes(x, scale));
+    store_codes(out.codes, k, work, token[i], octet, int8_codes(x, scale));
   }
-  if (lane == 0 && warp < 4) out.scale[(sequence_head() * gridDim.x + blockIdx.x) * 4 + group] = scale;
-}
-
-dim3 grid_of(const SageInput& input, int tokens) {
-  return dim3(static_cast<unsigned>(ceil_div(input.length, tokens)), static_cast<unsigned>(input.num_heads),
-              static_cast<unsigned>(input.num_sequences));
+  if (lane == 0 && warp < 4) out.scale[(work.row(k) * work.num_blocks + work.block) * 4 + group] = scale;
 }
 
 }  // namespace
 
 void launch_sage_queries(const SageInput& q, const SageQueryCodes& out, void* stream) {
-  const auto kernel = q.f16 ? q.dim == 128 ? queries_kernel<__half, 128> : queries_kernel<__half, 64>
-                      : q.dim == 128 ? queries_kernel<__nv_bfloat16, 128>
-                                          : queries_kernel<__nv_bfloat16, 64>;
+  const auto kernel = q.f16          ? q.dim == 128 ? queries_kernel<__half, 128> : queries_kernel<__half, 64>
+                               : q.dim == 128 ? queries_kernel<__nv_bfloat16, 128>
+                                     : queries_kernel<__nv_bfloat16, 64>;
   cuda::launch("queries to INT8", kernel, grid_of(q, 64), kThreads, 0, stream, q, out);
 }
 
 void launch_sage_keys(const SageInput& k, const float* mean, const SageKeyCodes& out, void* stream) {
-  const auto kernel = k.f16 ? k.dim == 128 ? keys_kernel<__half, 128> : keys_kernel<__half, 64>
-                      : k.dim == 128 ? keys_kernel<__nv_bfloat16, 128>
-                                          : keys_kernel<__nv_bfloat16, 64>;
+  const auto kernel = k.f16          ? k.dim == 128 ? keys_kernel<__half, 128> : keys_kernel<__half, 64>
+                               : k.dim == 128 ? keys_kernel<__nv_bfloat16, 128>
+                                     : keys_kernel<__nv_bfloat16, 64>;
   cuda::launch("keys to INT8", kernel, grid_of(k, 128), kThreads, 0, stream, k, mean, out);
 }
 

@@ -8,16 +8,40 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "base/rounding.h"
 #include "cuda/matrix.h"
 #include "quant/sage_sm90.h"
 
 namespace tilesieve::sm90 {
 
+// What a CTA works on: some tokens of a head. Heads go fastest, as their rows lie side by side in most tensors.
+struct SageWork {
+  int32_t sequence, head, block, num_blocks;
+
+  template <int kTokens>
+  static __device__ SageWork of(const SageInput& input) {
+    SageWork work;
+    const auto heads = static_cast<uint32_t>(input.num_heads);
+    work.num_blocks = (input.length + kTokens - 1) / kTokens;
+    work.head = static_cast<int32_t>(blockIdx.x % heads);
+    work.block = static_cast<int32_t>(blockIdx.x / heads % static_cast<uint32_t>(work.num_blocks));
+    work.sequence = static_cast<int32_t>(blockIdx.x / heads / static_cast<uint32_t>(work.num_blocks));
+    return work;
+  }
+
+  // Among all heads of all sequences.
+  __device__ int64_t row(const SageInput& input) const { return int64_t{sequence} * input.num_heads + head; }
+};
+
+inline dim3 grid_of(const SageInput& input, int64_t tokens) {
+  return dim3(static_cast<unsigned>(ceil_div(input.length, tokens) * input.num_heads * input.num_sequences));
+}
+
 // Eight channels of a token; 0 past the last token or channel.
-__device__ inline uint4 load_channels(const SageInput& input, int32_t token, int32_t octet) {
+__device__ inline uint4 load_channels(const SageInput& input, const SageWork& work, int32_t token, int32_t octet) {
   if (token >= input.length || octet * 8 >= input.head_dim) return make_uint4(0, 0, 0, 0);
-  const auto* at = static_cast<const uint16_t*>(input.data) + blockIdx.z * input.sequence_stride +
-                   blockIdx.y * input.head_stride + token * input.token_stride + octet * 8;
+  const auto* at = static_cast<const uint16_t*>(input.data) + work.sequence * input.sequence_stride +
+                   work.head * input.head_stride + token * input.token_stride + octet * 8;
   return *reinterpret_cast<const uint4*>(at);
 }
 
@@ -52,8 +76,5 @@ __device__ inline float round_to(float x) {
 // Magnitudes as integers: ordered as the numbers are, and above them all infinity and NaN, which a float maximum loses.
 __device__ inline uint32_t magnitude(float x) { return __float_as_uint(x) & 0x7fffffffu; }
 inline constexpr uint32_t kInfinity = 0x7f800000u;
-
-// The index of (sequence, head) among all.
-__device__ inline int64_t sequence_head() { return static_cast<int64_t>(blockIdx.z) * gridDim.y + blockIdx.y; }
 
 }  // namespace tilesieve::sm90

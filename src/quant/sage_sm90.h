@@ -5,8 +5,6 @@
 
 #include <cstdint>
 
-
-
 namespace tilesieve::sm90 {
 
 // bf16 or f16 [num_sequences, num_heads, length, head_dim] by strides in elements, multiples of 8, as is head_dim.
@@ -24,8 +22,8 @@ inline constexpr int kSageChunk = 256;  // tokens of a partial statistic
 // [num_sequences, num_heads, ceil(length / 256), head_dim] is scratch.
 void launch_sage_k_mean(const SageInput& k, float* partial, float* mean, void* stream);
 
-// Of each channel, [num_sequences, num_heads, head_dim]: scale = largest magnitude / 448, and what values are multiplied
-// with for their codes; it is 0 where all codes are to be 0, see tilesieve/sage.h.
+// Of each channel, [num_sequences, num_heads, head_dim]: scale = largest magnitude / 448, and what values are
+// multiplied with for their codes; it is 0 where all codes are to be 0, see tilesieve/sage.h.
 struct SageValueScale {
   float* scale = nullptr;
   float* factor = nullptr;
@@ -50,8 +48,8 @@ struct SageKeyCodes {
 };
 void launch_sage_keys(const SageInput& k, const float* mean, const SageKeyCodes& out, void* stream);
 
-// e4m3 [num_sequences, num_heads, head_dim, ceil(length / 128) * 128]: transposed, each 16 keys in the order of weights in
-// a warp's registers, 0 behind the last.
+// e4m3 [num_sequences, num_heads, head_dim, ceil(length / 128) * 128]: transposed, each 16 keys in the order of weights
+// in a warp's registers, 0 behind the last.
 void launch_sage_values(const SageInput& v, const float* factor, void* codes, void* stream);
 
 }  // namespace tilesieve::sm90

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // One pass over K for its mean, one over V for its largest magnitudes: partial results of 256 tokens, then these
 // together. The order of the sums is fixed, so the mean has the same bits on every run and on the CPU.
-#include "base/rounding.h"
 #include "cuda/flush.h"
 #include "cuda/launch.h"
 #include "quant/sage_rows_sm90.h"
@@ -29,12 +28,13 @@ __global__ void partial_kernel(const __grid_constant__ SageInput input, float* p
   cuda::let_next_begin();
   const int octets = input.dim / 8, octet = static_cast<int>(threadIdx.x) % octets;
   const int of_class = static_cast<int>(threadIdx.x) / octets;
-  const int32_t first = blockIdx.x * kSageChunk + of_class;
+  const SageWork work = SageWork::of<kSageChunk>(input);
+  const int32_t first = work.block * kSageChunk + of_class;
   float total[8] = {};
 #pragma unroll 8
   for (int i = 0; i < kSageChunk / kClasses; ++i) {
     float x[8];
-    widen<Half>(load_channels(input, first + i * kClasses, octet), x);
+    widen<Half>(load_channels(input, work, first + i * kClasses, octet), x);
 #pragma unroll
     for (int c = 0; c < 8; ++c) Combine::add(total[c], x[c]);
   }
@@ -50,12 +50,12 @@ __global__ void partial_kernel(const __grid_constant__ SageInput input, float* p
 #pragma unroll
     for (int i = 0; i < kClasses; i += 2 * step) Combine::add(s[i], s[i + step]);
   }
-  partial[(sequence_head() * gridDim.x + blockIdx.x) * input.dim + channel] = s[0];
+  partial[(work.row(input) * work.num_blocks + work.block) * input.dim + channel] = s[0];
 }
 
 template <class Combine>
 __device__ float whole(const float* partial, int32_t num_chunks, int32_t head_dim) {
-  const float* at = partial + sequence_head() * num_chunks * head_dim + threadIdx.x;
+  const float* at = partial + int64_t{blockIdx.x} * num_chunks * head_dim + threadIdx.x;
   float total = 0.0f;
 #pragma unroll 8
   for (int32_t i = 0; i < num_chunks; ++i) Combine::add(total, at[static_cast<int64_t>(i) * head_dim]);
@@ -67,7 +67,7 @@ __global__ void mean_kernel(const float* partial, int32_t num_chunks, int32_t le
   cuda::wait_for_previous();
   cuda::let_next_begin();
   const float total = whole<Sum>(partial, num_chunks, blockDim.x);
-  mean[sequence_head() * blockDim.x + threadIdx.x] = round_to<Half>(__fdiv_rn(total, static_cast<float>(length)));
+  mean[int64_t{blockIdx.x} * blockDim.x + threadIdx.x] = round_to<Half>(__fdiv_rn(total, static_cast<float>(length)));
 }
 
 __global__ void scale_kernel(const float* partial, int32_t num_chunks, SageValueScale out) {
@@ -77,21 +77,17 @@ __global__ void scale_kernel(const float* partial, int32_t num_chunks, SageValue
   float scale = __fdividef(largest, 448.0f), factor = __fmul_rn(cuda::reciprocal_approx(largest), 448.0f);
   if (largest < 448.0f * 1.17549435e-38f) scale = factor = 0.0f;  // the scale would not be a normal number
   if (magnitude(largest) >= kInfinity) scale = __uint_as_float(0x7fffffffu), factor = 0.0f;
-  out.scale[sequence_head() * blockDim.x + threadIdx.x] = scale;
-  out.factor[sequence_head() * blockDim.x + threadIdx.x] = factor;
+  out.scale[int64_t{blockIdx.x} * blockDim.x + threadIdx.x] = scale;
+  out.factor[int64_t{blockIdx.x} * blockDim.x + threadIdx.x] = factor;
 }
 
 template <class Combine>
 void launch_partials(const char* name, const SageInput& input, float* partial, void* stream) {
-  const dim3 grid(static_cast<unsigned>(ceil_div(input.length, kSageChunk)), static_cast<unsigned>(input.num_heads),
-                  static_cast<unsigned>(input.num_sequences));
   const auto kernel = input.f16 ? partial_kernel<__half, Combine> : partial_kernel<__nv_bfloat16, Combine>;
-  cuda::launch(name, kernel, grid, input.dim, 0, stream, input, partial);
+  cuda::launch(name, kernel, grid_of(input, kSageChunk), input.dim, 0, stream, input, partial);
 }
 
-dim3 heads_of(const SageInput& input) {
-  return dim3(1, static_cast<unsigned>(input.num_heads), static_cast<unsigned>(input.num_sequences));
-}
+dim3 heads_of(const SageInput& input) { return dim3(static_cast<unsigned>(input.num_heads * input.num_sequences)); }
 
 int32_t chunks_of(const SageInput& input) { return static_cast<int32_t>(ceil_div(input.length, kSageChunk)); }
 

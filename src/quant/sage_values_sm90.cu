@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // V to E4M3, transposed: wgmma reads 8-bit operands only with their k, here the keys, side by side.
-#include "base/rounding.h"
 #include "cuda/launch.h"
 #include "cuda/matrix.h"
 #include "quant/sage_rows_sm90.h"
@@ -20,18 +19,19 @@ __global__ void values_kernel(const __grid_constant__ SageInput v, const float* 
   cuda::wait_for_previous();
   cuda::let_next_begin();
   const int octet = static_cast<int>(threadIdx.x) % kOctets;
+  const SageWork work = SageWork::of<kBlock>(v);
   uint4 packed[kTurns][4];
 #pragma unroll
   for (int i = 0; i < kTurns; ++i) {
     const int word = static_cast<int>(threadIdx.x) / kOctets + i * (kThreads / kOctets);
-    const int32_t key = blockIdx.x * kBlock + word / 4 * 16 + word % 4 * 2;
+    const int32_t key = work.block * kBlock + word / 4 * 16 + word % 4 * 2;
     constexpr int kSteps[4] = {0, 1, 8, 9};
 #pragma unroll
-    for (int j = 0; j < 4; ++j) packed[i][j] = load_channels(v, key + kSteps[j], octet);
+    for (int j = 0; j < 4; ++j) packed[i][j] = load_channels(v, work, key + kSteps[j], octet);
   }
   float factor[8];  // 0 for channels that have no codes
 #pragma unroll
-  for (int c = 0; c < 8; ++c) factor[c] = factors[sequence_head() * kHeadDim + octet * 8 + c];
+  for (int c = 0; c < 8; ++c) factor[c] = factors[work.row(v) * kHeadDim + octet * 8 + c];
 #pragma unroll
   for (int i = 0; i < kTurns; ++i) {
     const int word = static_cast<int>(threadIdx.x) / kOctets + i * (kThreads / kOctets);
@@ -42,13 +42,13 @@ __global__ void values_kernel(const __grid_constant__ SageInput v, const float* 
     for (int c = 0; c < 8; ++c) {
       const float f = factor[c];
       uint32_t four = cuda::pack_e4m3(x[0][c] * f, x[1][c] * f, x[2][c] * f, x[3][c] * f);
-      if (f == 0.0f) four = 0;  // 0 * infinity
+      if (f == 0.0f) four = 0;                             // 0 * infinity
       transposed[octet * 8 + c][word ^ octet * 2] = four;  // else the lanes' channels would share banks
     }
   }
   __syncthreads();
-  const int64_t row_bytes = static_cast<int64_t>(gridDim.x) * kBlock;
-  uint8_t* block = codes + sequence_head() * kHeadDim * row_bytes + static_cast<int64_t>(blockIdx.x) * kBlock;
+  const int64_t row_bytes = int64_t{work.num_blocks} * kBlock;
+  uint8_t* block = codes + work.row(v) * kHeadDim * row_bytes + int64_t{work.block} * kBlock;
 #pragma unroll
   for (int i = static_cast<int>(threadIdx.x); i < kHeadDim * 8; i += kThreads) {
     const int channel = i / 8, four = i % 8, flip = channel / 8 * 2;
@@ -61,12 +61,11 @@ __global__ void values_kernel(const __grid_constant__ SageInput v, const float* 
 }  // namespace
 
 void launch_sage_values(const SageInput& v, const float* factor, void* codes, void* stream) {
-  const dim3 grid(static_cast<unsigned>(ceil_div(v.length, kBlock)), static_cast<unsigned>(v.num_heads),
-                  static_cast<unsigned>(v.num_sequences));
-  const auto kernel = v.f16 ? v.dim == 128 ? values_kernel<__half, 128> : values_kernel<__half, 64>
-                      : v.dim == 128 ? values_kernel<__nv_bfloat16, 128>
-                                          : values_kernel<__nv_bfloat16, 64>;
-  cuda::launch("values to E4M3", kernel, grid, kThreads, 0, stream, v, factor, static_cast<uint8_t*>(codes));
+  const auto kernel = v.f16          ? v.dim == 128 ? values_kernel<__half, 128> : values_kernel<__half, 64>
+                               : v.dim == 128 ? values_kernel<__nv_bfloat16, 128>
+                                     : values_kernel<__nv_bfloat16, 64>;
+  cuda::launch("values to E4M3", kernel, grid_of(v, kBlock), kThreads, 0, stream, v, factor,
+               static_cast<uint8_t*>(codes));
 }
 
 }  // namespace tilesieve::sm90

@@ -23,8 +23,8 @@ DenseAxes axes_of(const TensorView& view, DenseLayout layout, bool batched, bool
   return axes;
 }
 
-void check_view(const char* argument, const TensorView& view, std::initializer_list<DType> dtypes, const DenseAxes& axes,
-                DenseLayout layout, bool batched, bool channels) {
+void check_view(const char* argument, const TensorView& view, std::initializer_list<DType> dtypes,
+                const DenseAxes& axes, DenseLayout layout, bool batched, bool channels) {
   const bool nhd = layout == DenseLayout::nhd;
   const int64_t first = nhd ? axes.tokens : axes.heads, second = nhd ? axes.heads : axes.tokens;
   const std::string shape = std::string(batched ? "num_sequences, " : "") + (nhd ? "tokens, heads" : "heads, tokens") +
@@ -74,11 +74,11 @@ DenseShape::DenseShape(const DenseInputs& inputs, const DenseOutputs& outputs, c
     check_view("lse", outputs.lse, {DType::f32}, q, layout, batched, false);
     lse = axes_of(outputs.lse, layout, batched, false);
   }
-  check_limit("q: num_sequences", q.sequences, 65535);
-  check_limit("q: heads", q.heads, 65535);
   check_limit("q: tokens", q.tokens, INT32_MAX - 256);
   check_limit("k: tokens", k.tokens, INT32_MAX - 256);
-  check_limit("q: tiles of 128 tokens of all heads", q.sequences * q.heads * ceil_div(q.tokens, 128), INT32_MAX / 2);
+  const auto tiles = [&](const DenseAxes& axes) { return q.sequences * axes.heads * ceil_div(axes.tokens, 64); };
+  check_limit("q: tiles of 64 tokens of all heads", tiles(q), INT32_MAX / 2);
+  check_limit("k: tiles of 64 tokens of all heads", tiles(k), INT32_MAX / 2);
   const double scale = options.softmax_scale;
   if (!(scale >= 0) || !std::isfinite(scale)) {
     fail("softmax_scale: got {}, expected a positive number, or 0 for 1 / sqrt(head_dim)", scale);

@@ -180,7 +180,8 @@ SageTensors quantized_by_device(const DenseCase& c) {
   // `count` bytes of the workspace's [n, heads, ...] to [heads, n, ...].
   const auto turn = [&](int64_t from, int64_t num_heads, int64_t count, const Tensor& to, int64_t room) {
     for (int64_t i = 0; i < n * num_heads; ++i) {
-      std::copy_n(bytes.data() + from + i * count, count, to.as<uint8_t>() + (i % num_heads * n + i / num_heads) * room);
+      std::copy_n(bytes.data() + from + i * count, count,
+                  to.as<uint8_t>() + (i % num_heads * n + i / num_heads) * room);
     }
   };
   turn(at.q, heads, q_len * dim, out.q.codes, tiles * 64 * dim);

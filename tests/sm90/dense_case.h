@@ -30,7 +30,7 @@ struct DenseCase {
 DenseCase make_dense_case(const std::string& line, uint32_t seed, float k_offset = 2.0f, float v_offset = 0.5f);
 
 struct DenseResult {
-  Tensor o, lse;  // o_dtype [tokens, heads, head_dim], f32 [tokens, heads]
+  Tensor o, lse;                                    // o_dtype [tokens, heads, head_dim], f32 [tokens, heads]
   bool operator==(const DenseResult& other) const;  // bit for bit
 };
 

@@ -55,9 +55,10 @@ void expect_codes(const SageCodes& got, const SageCodes& want, int64_t step_limi
 
 TEST_F(Sage, CodesAreTheCpus) {
   int turn = 0;
-  for (const char* line : {"hq=2 hkv=2 d=128 q=200 kv=300 causal=0 dtype=bf16",
-                           "hq=4 hkv=2 d=64 q=130,130 kv=1000,1000 causal=0 dtype=bf16",
-                           "hq=2 hkv=1 d=96 q=77 kv=513 causal=1 dtype=f16", "hq=1 hkv=1 d=40 q=64 kv=2049 dtype=bf16 causal=0"}) {
+  for (const char* line :
+       {"hq=2 hkv=2 d=128 q=200 kv=300 causal=0 dtype=bf16",
+        "hq=4 hkv=2 d=64 q=130,130 kv=1000,1000 causal=0 dtype=bf16", "hq=2 hkv=1 d=96 q=77 kv=513 causal=1 dtype=f16",
+        "hq=1 hkv=1 d=40 q=64 kv=2049 dtype=bf16 causal=0"}) {
     SCOPED_TRACE(line);
     DenseCase c = make_dense_case(line, 3);
     lay_out(c, turn++);
@@ -142,8 +143,8 @@ constexpr DenseForm kForms[] = {DenseForm::bf16, DenseForm::exact, DenseForm::re
 
 TEST_F(Sage, RowsThatSeeNothing) {
   for (DenseForm form : kForms) {
-    for (const char* line : {"hq=2 hkv=1 d=128 q=100,100 kv=0,0 causal=0 dtype=bf16",
-                             "hq=1 hkv=1 d=64 q=300 kv=40 causal=1 dtype=bf16"}) {
+    for (const char* line :
+         {"hq=2 hkv=1 d=128 q=100,100 kv=0,0 causal=0 dtype=bf16", "hq=1 hkv=1 d=64 q=300 kv=40 causal=1 dtype=bf16"}) {
       const DenseCase c = make_dense_case(line, 9);
       const DenseResult got = run(c, form);
       const int64_t unseen = c.problem.num_sequences() == 2 ? 200 : 260, heads = c.problem.num_q_heads;
@@ -259,18 +260,19 @@ TEST_F(Sage, RelaxedIsAboutAsGoodAsExact) {
       const double relaxed = rel_l2(c, run(c, DenseForm::relaxed), want);
       RecordProperty("rel_l2", fmt::format("exact {:.4f} relaxed {:.4f}", exact, relaxed));
       EXPECT_LT(exact, 0.05) << line;
-      EXPECT_LT(relaxed, 1.25 * exact + 0.004) << line;
+      // Sums in the tensor cores lose some 0.1 % a block of keys; where values cancel, that is nothing beside the rest.
+      EXPECT_LT(relaxed, std::hypot(1.02 * exact, v_offset == 0.0f ? 0.003 : 0.014)) << line;
     }
   }
 }
 
 TEST_F(Sage, Bf16AgainstFloat64) {
   int turn = 0;
-  for (const char* line :
-       {"hq=2 hkv=2 d=128 q=200 kv=300 causal=0", "hq=4 hkv=1 d=64 q=130,130 kv=500,500 causal=0",
-        "hq=2 hkv=1 d=96 q=77 kv=513 causal=1", "hq=1 hkv=1 d=40 q=65 kv=1000 causal=0", "hq=1 hkv=1 d=128 q=400 kv=400 causal=1",
-        "hq=2 hkv=2 d=128 q=400 kv=290 causal=1", "hq=1 hkv=1 d=128 q=1 kv=1 causal=0", "hq=1 hkv=1 d=64 q=5 kv=127 causal=0",
-        "hq=1 hkv=1 d=128 q=129 kv=129 causal=0 scale=0.7"}) {
+  for (const char* line : {"hq=2 hkv=2 d=128 q=200 kv=300 causal=0", "hq=4 hkv=1 d=64 q=130,130 kv=500,500 causal=0",
+                           "hq=2 hkv=1 d=96 q=77 kv=513 causal=1", "hq=1 hkv=1 d=40 q=65 kv=1000 causal=0",
+                           "hq=1 hkv=1 d=128 q=400 kv=400 causal=1", "hq=2 hkv=2 d=128 q=400 kv=290 causal=1",
+                           "hq=1 hkv=1 d=128 q=1 kv=1 causal=0", "hq=1 hkv=1 d=64 q=5 kv=127 causal=0",
+                           "hq=1 hkv=1 d=128 q=129 kv=129 causal=0 scale=0.7"}) {
     DenseCase c = make_dense_case(fmt::format("{} dtype=bf16", line), 20 + static_cast<uint32_t>(turn));
     lay_out(c, turn++);
     const Reference want = reference_attention(c.problem, c.inputs(), nullptr);
@@ -340,9 +342,9 @@ TEST_F(Sage, Refusals) {
   refuses([](auto&, auto& out, auto&) { out.lse.sizes[1] = 5; }, "lse: got f32[1, 5, 4]");
   refuses([](auto&, auto&, auto& options) { options.softmax_scale = -1; }, "softmax_scale: got -1");
   const int64_t need = sm90::sage_attention_workspace(device.inputs(), device.outputs(), device.options());
-  EXPECT_THROW(sm90::sage_attention(device.inputs(), device.outputs(), device.options(), device.workspace(), need - 1,
-                                    nullptr),
-               Error);
+  EXPECT_THROW(
+      sm90::sage_attention(device.inputs(), device.outputs(), device.options(), device.workspace(), need - 1, nullptr),
+      Error);
 }
 
 }  // namespace

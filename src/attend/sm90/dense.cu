@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A persistent CTA on each multiprocessor: one thread fetches, two warpgroups compute, each its 64 rows.
+// A persistent CTA on each multiprocessor: one thread fetches, three warpgroups compute, each its 64 rows.
 #include <algorithm>
 
 #include "attend/sm90/dense_consumer.h"
@@ -37,6 +37,7 @@ void launch(const DenseTensors& tensors, DenseArgs args, int num_sms, void* stre
   args.num_tiles = args.num_row_tiles * args.num_q_heads * args.num_sequences;
   if (args.num_tiles == 0) return;
   constexpr auto kernel = dense_kernel<Config>;
+  static_assert(sizeof(DenseShared<Config>) <= 227 * 1024);
   cuda::allow_shared_bytes("dense attention", kernel, sizeof(DenseShared<Config>));
   cuda::launch("dense attention", kernel, dim3(static_cast<unsigned>(std::min(num_sms, args.num_tiles))),
                Config::kThreads, sizeof(DenseShared<Config>), stream, maps, args);
@@ -44,11 +45,9 @@ void launch(const DenseTensors& tensors, DenseArgs args, int num_sms, void* stre
 
 }  // namespace
 
-void launch_dense(const DenseTensors& tensors, const DenseArgs& args, int dim, int variant, int num_sms, void* stream) {
-  if (dim == 64) return launch<DenseConfig<64, 4, false>>(tensors, args, num_sms, stream);
-  if (variant == 0) return launch<DenseConfig<128, 2, false>>(tensors, args, num_sms, stream);
-  if (variant == 2) return launch<DenseConfig<128, 2, false, 3>>(tensors, args, num_sms, stream);
-  launch<DenseConfig<128, 2, true>>(tensors, args, num_sms, stream);
+void launch_dense(const DenseTensors& tensors, const DenseArgs& args, int dim, int num_sms, void* stream) {
+  if (dim == 64) return launch<DenseConfig<64, 4>>(tensors, args, num_sms, stream);
+  launch<DenseConfig<128, 2>>(tensors, args, num_sms, stream);
 }
 
 }  // namespace tilesieve::sm90

@@ -30,6 +30,6 @@ struct DenseArgs {
 struct DenseTensors {
   DenseRows q, k, v;
 };
-void launch_dense(const DenseTensors& tensors, const DenseArgs& args, int dim, int variant, int num_sms, void* stream);
+void launch_dense(const DenseTensors& tensors, const DenseArgs& args, int dim, int num_sms, void* stream);
 
 }  // namespace tilesieve::sm90

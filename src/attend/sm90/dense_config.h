@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a dense bf16 kernel is compiled for, and how its shared memory lies. A CTA owns 128 query rows at a time, 64 for
-// each of two consumer warpgroups; all keys and values of the head stream past.
+// What a dense bf16 kernel is compiled for, and how its shared memory lies. A CTA owns 192 query rows at a time, 64 for
+// each of three consumer warpgroups; all keys and values of the head stream past.
 #pragma once
 
 #include "attend/sm90/dense_tile.h"
@@ -8,14 +8,13 @@
 
 namespace tilesieve::sm90 {
 
-template <int HeadDim, int Stages, bool kTurns, int NumConsumers = 2>
+template <int HeadDim, int Stages>
 struct DenseConfig : TileConfig<__nv_bfloat16, HeadDim, kDenseBlock> {
-  // S, P and O are 160 registers.
-  static constexpr int kNumConsumers = NumConsumers, kStages = Stages;
-  static constexpr bool kInTurn = kTurns;
+  // S becomes P as its registers fall free, so S and O are all: 128 of 160.
+  static constexpr int kNumConsumers = 3, kStages = Stages;
   static constexpr int kRows = kTileRows * kNumConsumers;
   static constexpr int kThreads = 128 * (kNumConsumers + 1);
-  static constexpr int kConsumerRegisters = NumConsumers == 2 ? 240 : 160, kOtherRegisters = NumConsumers == 2 ? 24 : 32;
+  static constexpr int kConsumerRegisters = 160, kOtherRegisters = 32;
   static_assert(kNumConsumers * kConsumerRegisters + kOtherRegisters <=
                 (kNumConsumers + 1) * (65536 / kThreads / 8 * 8));
 };

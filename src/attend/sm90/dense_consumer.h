@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A dense bf16 consumer warpgroup: 64 query rows stay, blocks of 128 keys pass. The scores of a block are on their way
-// while the values of the one before are weighed, and the softmax runs beside that second product.
+// A dense bf16 consumer warpgroup: 64 query rows stay, blocks of 128 keys pass, one step after the other; what one
+// warpgroup waits for, the others fill.
 #pragma once
 
 #include "attend/sm90/dense_config.h"
@@ -16,33 +16,26 @@ class DenseConsumer {
       : shared_(shared), args_(args), warpgroup_(warpgroup) {}
 
   __device__ void run() {
-    if (Config::kInTurn && warpgroup_ == 1) cuda::arrive_threads(kTurn, 256);
     for (int32_t tile = blockIdx.x; tile < args_.num_tiles; tile += gridDim.x) {
       const DenseTile it = DenseTile::of(args_, tile, Config::kRows);
       first_row_ = it.first_row + warpgroup_ * kTileRows;
-      // The other warpgroup's blocks too, so that both take as many turns: what a row does not see weighs nothing.
-      const int32_t num_blocks = visible_blocks(args_, it.first_row, it.first_row + Config::kRows);
+      const int32_t num_blocks = visible_blocks(args_, first_row_, first_row_ + kTileRows);
       const int32_t first_masked = min(visible_keys(args_, first_row_) / kDenseBlock, num_blocks - 1);
       softmax_.begin();
       float o[Config::kOutputs];
 #pragma unroll
       for (int i = 0; i < Config::kOutputs; ++i) o[i] = 0.0f;
       cuda::barrier_wait(&shared_.q_full[q_ring_.stage][warpgroup_], q_ring_.parity);
-      if constexpr (Config::kNumConsumers == 3) {
-        attend_simply(num_blocks, first_masked, o);
-      } else if (num_blocks > 0) {
-        attend(num_blocks, first_masked, o);
-      }
+      attend(num_blocks, first_masked, o);
       release(&shared_.q_empty[q_ring_.stage][warpgroup_]);
       q_ring_.advance();
       finish(it, o);
+      skip_blocks(shared_, visible_blocks(args_, it.first_row, it.first_row + Config::kRows) - num_blocks, ring_);
     }
   }
 
  private:
-  static constexpr int kTurn = 1;  // number of a barrier for each warpgroup
-
-  __device__ void attend_simply(int32_t num_blocks, int32_t first_masked, float (&o)[Config::kOutputs]) {
+  __device__ void attend(int32_t num_blocks, int32_t first_masked, float (&o)[Config::kOutputs]) {
     for (int32_t block = 0; block < num_blocks; ++block) {
       float s[Config::kScores], alpha[2];
       multiply_keys(s);
@@ -52,56 +45,12 @@ class DenseConsumer {
       if (softmax(block < first_masked ? kNone : block, s, alpha)) softmax_.shrink(alpha, o);
       uint32_t p[Config::kProbabilities];
       pack<Config>(s, p);
-      multiply_values(ring_, p, o);
+      multiply_values(p, o);
       cuda::wgmma_wait<0>();
       cuda::pin(o);
       release(&shared_.v_empty[ring_.stage]);
       ring_.advance();
     }
-  }
-
-  __device__ void attend(int32_t num_blocks, int32_t first_masked, float (&o)[Config::kOutputs]) {
-    float s[Config::kScores], alpha[2];
-    uint32_t p[Config::kProbabilities];
-    take_turn();
-    multiply_keys(s);
-    pass_turn();
-    cuda::wgmma_wait<0>();
-    cuda::pin(s);
-    release(&shared_.k_empty[ring_.stage]);
-    softmax(first_masked > 0 ? kNone : 0, s, alpha);  // nothing to shrink yet
-    pack<Config>(s, p);
-    Ring<Config::kStages> behind = ring_;
-    ring_.advance();
-    for (int32_t block = 1; block < num_blocks; ++block) {
-      take_turn();
-      multiply_keys(s);
-      multiply_values(behind, p, o);
-      pass_turn();
-      cuda::wgmma_wait<1>();
-      cuda::pin(s);
-      release(&shared_.k_empty[ring_.stage]);
-      const bool grows = softmax(block < first_masked ? kNone : block, s, alpha);
-      cuda::wgmma_wait<0>();
-      cuda::pin(o);
-      release(&shared_.v_empty[behind.stage]);
-      if (grows) softmax_.shrink(alpha, o);
-      pack<Config>(s, p);
-      behind = ring_;
-      ring_.advance();
-    }
-    multiply_values(behind, p, o);
-    cuda::wgmma_wait<0>();
-    cuda::pin(o);
-    release(&shared_.v_empty[behind.stage]);
-  }
-
-  // The warpgroups issue their products one after the other, so that the softmax of one runs beside the other's.
-  __device__ void take_turn() {
-    if constexpr (Config::kInTurn) cuda::sync_threads(kTurn + warpgroup_, 256);
-  }
-  __device__ void pass_turn() {
-    if constexpr (Config::kInTurn) cuda::arrive_threads(kTurn + (warpgroup_ ^ 1), 256);
   }
 
   __device__ void multiply_keys(float (&s)[Config::kScores]) {
@@ -110,10 +59,9 @@ class DenseConsumer {
                          s);
   }
 
-  __device__ void multiply_values(const Ring<Config::kStages>& ring, const uint32_t (&p)[Config::kProbabilities],
-                                  float (&o)[Config::kOutputs]) {
-    cuda::barrier_wait(&shared_.v_full[ring.stage], ring.parity);
-    issue_outputs<Config, true>(p, value_operand<Config>(shared_.v[ring.stage]), o);
+  __device__ void multiply_values(const uint32_t (&p)[Config::kProbabilities], float (&o)[Config::kOutputs]) {
+    cuda::barrier_wait(&shared_.v_full[ring_.stage], ring_.parity);
+    issue_outputs<Config, true>(p, value_operand<Config>(shared_.v[ring_.stage]), o);
   }
 
   static constexpr int32_t kNone = -1;

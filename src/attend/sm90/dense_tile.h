@@ -81,4 +81,16 @@ __device__ inline void release(uint64_t* barrier) {
   if (threadIdx.x % 32 == 0) cuda::barrier_arrive(barrier);
 }
 
+// Blocks that other warpgroups of the CTA see and this one does not.
+template <class Shared, class Ring>
+__device__ void skip_blocks(Shared& shared, int32_t num_blocks, Ring& ring) {
+  for (int32_t block = 0; block < num_blocks; ++block) {
+    cuda::barrier_wait(&shared.k_full[ring.stage], ring.parity);
+    cuda::barrier_wait(&shared.v_full[ring.stage], ring.parity);
+    release(&shared.k_empty[ring.stage]);
+    release(&shared.v_empty[ring.stage]);
+    ring.advance();
+  }
+}
+
 }  // namespace tilesieve::sm90

@@ -69,6 +69,7 @@ void launch(SageArgs args, int num_sms, void* stream) {
   args.num_tiles = static_cast<int32_t>(args.num_row_tiles * heads);
   if (args.num_tiles == 0) return;
   constexpr auto kernel = sage_kernel<Config>;
+  static_assert(sizeof(SageShared<Config>) <= 227 * 1024);
   cuda::allow_shared_bytes("sage", kernel, sizeof(SageShared<Config>));
   cuda::launch("sage", kernel, dim3(static_cast<unsigned>(std::min(num_sms, args.num_tiles))), Config::kThreads,
                sizeof(SageShared<Config>), stream, q_map, k_map, v_map, args);
@@ -76,16 +77,12 @@ void launch(SageArgs args, int num_sms, void* stream) {
 
 }  // namespace
 
-void launch_sage(const SageArgs& args, int dim, int variant, int num_sms, void* stream) {
-#define V(D, N) case N: return launch<SageConfig<D, TILESIEVE_V##N>>(args, num_sms, stream)
-#define TILESIEVE_V0 false, 4, 2
-#define TILESIEVE_V1 true, 3, 1, 16, 0
-#define TILESIEVE_V2 true, 3, 1, 16, 2
-#define TILESIEVE_V3 true, 3, 1, 32, 0
-#define TILESIEVE_V4 true, 3, 1, 16, 1
-#define TILESIEVE_V5 true, 3, 1, 32, 2
-  if (dim == 128) switch (variant) { V(128, 0); V(128, 1); V(128, 2); V(128, 3); V(128, 4); V(128, 5); }
-  if (dim == 64) switch (variant) { V(64, 0); V(64, 2); }
+// Stages: what fits beside the far sums.
+void launch_sage(const SageArgs& args, int dim, bool relaxed, int num_sms, void* stream) {
+  if (dim == 64 && relaxed) return launch<SageConfig<64, true, 4, 2>>(args, num_sms, stream);
+  if (dim == 64) return launch<SageConfig<64, false, 4, 2>>(args, num_sms, stream);
+  if (relaxed) return launch<SageConfig<128, true, 3, 1>>(args, num_sms, stream);
+  launch<SageConfig<128, false, 4, 2>>(args, num_sms, stream);
 }
 
 }  // namespace tilesieve::sm90

@@ -17,6 +17,6 @@ struct SageArgs : DenseArgs {
   const float* lse_shift = nullptr;  // [num_sequences, num_q_heads, q_len]: what smoothing the keys took from the LSE
 };
 
-void launch_sage(const SageArgs& args, int dim, int variant, int num_sms, void* stream);
+void launch_sage(const SageArgs& args, int dim, bool relaxed, int num_sms, void* stream);
 
 }  // namespace tilesieve::sm90

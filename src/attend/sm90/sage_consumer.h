@@ -2,13 +2,12 @@
 // A Sage consumer warpgroup: 64 query rows in INT8 stay, blocks of 128 keys pass. Scores are exact integers; a softmax
 // in base 2 makes weights of up to 448, which go to e4m3 for the product with the values.
 //
-// The exact form follows the arithmetic of SageAttention 2 for this chip, operation by operation: the weights of a block
-// are multiplied with its values into sums of their own, which are then added to what the row has (o = o * alpha + sums),
-// and the last block has its scores scaled before the exponential's multiply-add, not inside it.
+// The exact form follows the arithmetic of SageAttention 2 for this chip, operation by operation: the weights of a
+// block are multiplied with its values into sums of their own, which are then added to what the row has (o = o * alpha
+// + sums), and the last block has its scores scaled before the exponential's multiply-add, not inside it.
 //
 // The relaxed form saves most of these additions: the tensor cores add up some blocks (not many: they cut off bits of
-// every sum, all the same way), and the sums over all of them wait in shared memory. And it follows a growing maximum
-// only when weights would pass 448.
+// every sum, all the same way), and the sums over all of them wait in shared memory.
 #pragma once
 
 #include "attend/sm90/ring.h"
@@ -41,13 +40,13 @@ class SageConsumer {
       release(&shared_.q_empty[q_ring_.stage][warpgroup_]);
       q_ring_.advance();
       finish(it, first_row, o);
-      skip(visible_blocks(args_, it.first_row, it.first_row + Config::kRows) - num_blocks);
+      skip_blocks(shared_, visible_blocks(args_, it.first_row, it.first_row + Config::kRows) - num_blocks, ring_);
     }
   }
 
  private:
   static constexpr int kScores = kDenseBlock / 2, kProbabilities = kScores / 4;  // of a thread
-  static constexpr float kOffset = 8.807f;                                      // 2^8.807 is about 448
+  static constexpr float kOffset = 8.807f;                                       // 2^8.807 is about 448
   static constexpr float kMasked = -5000000.0f;
 
   // Two rows of this thread: 16 * warp + lane / 4, and 8 more.
@@ -91,7 +90,7 @@ class SageConsumer {
         multiply_values(p, o);
         cuda::wgmma_wait<0>();
         cuda::pin(o);
-        if (++near_blocks_ == Config::kNearBlocks) send_far(o);
+        ++near_blocks_;
       } else {
         float sums[Config::kOutputs];
         multiply_values(p, sums);
@@ -103,6 +102,13 @@ class SageConsumer {
       ring_.advance();
     };
     int32_t block = 0;
+    if constexpr (Config::kRelaxed) {
+      // The rare code stays out of the inner loop: it would be in the way of fetching the loop's instructions.
+      while (block + kSageNearBlocks <= first_masked) {
+        for (const int32_t end = block + kSageNearBlocks; block < end; ++block) step(std::false_type(), block);
+        send_far(o);
+      }
+    }
     for (; block < first_masked; ++block) step(std::false_type(), block);
     for (; block < num_blocks; ++block) step(std::true_type(), block);
     if constexpr (Config::kRelaxed) {
@@ -111,8 +117,8 @@ class SageConsumer {
   }
 
   __device__ void multiply_keys(int32_t (&s)[kScores]) {
-    const uint64_t q = cuda::matrix_descriptor(cuda::shared_address(shared_.q[q_ring_.stage][warpgroup_]),
-                                               Config::kRowBytes);
+    const uint64_t q =
+        cuda::matrix_descriptor(cuda::shared_address(shared_.q[q_ring_.stage][warpgroup_]), Config::kRowBytes);
     const uint64_t k = cuda::matrix_descriptor(cuda::shared_address(shared_.k[ring_.stage]), Config::kRowBytes);
     cuda::barrier_wait(&shared_.k_full[ring_.stage], ring_.parity);
     cuda::wgmma_fence();
@@ -139,7 +145,8 @@ class SageConsumer {
     cuda::wgmma_commit();
   }
 
-  // s, integers, becomes the weights, floats; d and m follow. True when alpha is to be heeded; in the exact form always.
+  // s, integers, becomes the weights, floats; d and m follow. True when alpha is to be heeded; in the exact form
+  // always.
   template <bool kMask>
   __device__ bool softmax(int32_t (&s)[kScores], float k_scale, int32_t first_row, int32_t block, float (&alpha)[2]) {
     const float delta = cuda::mul_flush(rows_.q_scale, k_scale);
@@ -167,7 +174,7 @@ class SageConsumer {
       if (grows) {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-          m[half] = peak[half] > rows_.m[half] ? peak[half] + Config::kSlack : rows_.m[half];
+          m[half] = peak[half] > rows_.m[half] ? peak[half] : rows_.m[half];
           alpha[half] = cuda::exp2_approx(rows_.m[half] - m[half]);
           rows_.m[half] = m[half];
           rows_.d[half] *= alpha[half];
@@ -251,7 +258,8 @@ class SageConsumer {
 
   static __device__ void pack(const int32_t (&s)[kScores], uint32_t (&p)[kProbabilities]) {
 #pragma unroll
-    for (int i = 0; i < kProbabilities; ++i) {  // words of a step: (row, row + 8) of its first 16 keys, then of the others
+    for (int i = 0; i < kProbabilities;
+         ++i) {  // words of a step: (row, row + 8) of its first 16 keys, then of the others
       const int base = i / 4 * 16 + i / 2 % 2 * 8 + i % 2 * 2;
       p[i] = cuda::pack_e4m3(__int_as_float(s[base]), __int_as_float(s[base + 1]), __int_as_float(s[base + 4]),
                              __int_as_float(s[base + 5]));
@@ -293,17 +301,6 @@ class SageConsumer {
     }
   }
 
-  // Blocks that other warpgroups of the CTA see and this one does not.
-  __device__ void skip(int32_t num_blocks) {
-    for (int32_t block = 0; block < num_blocks; ++block) {
-      cuda::barrier_wait(&shared_.k_full[ring_.stage], ring_.parity);
-      cuda::barrier_wait(&shared_.v_full[ring_.stage], ring_.parity);
-      release(&shared_.k_empty[ring_.stage]);
-      release(&shared_.v_empty[ring_.stage]);
-      ring_.advance();
-    }
-  }
-
   __device__ void finish(const DenseTile& it, int32_t first_row, const float (&o)[Config::kOutputs]) {
     const int pair = static_cast<int>(threadIdx.x) % 4;
     const float* v_scale = args_.v_scale + static_cast<int64_t>(it.kv_head) * Config::kHeadDim + pair * 2;
@@ -323,7 +320,8 @@ class SageConsumer {
       });
       if (args_.lse.data == nullptr || pair != 0) continue;
       float lse = natural_lse(d, rows_.m[half]);
-      if (args_.lse_shift != nullptr) lse += args_.lse_shift[static_cast<int64_t>(it.sequence_head) * args_.q_len + row];
+      if (args_.lse_shift != nullptr)
+        lse += args_.lse_shift[static_cast<int64_t>(it.sequence_head) * args_.q_len + row];
       static_cast<float*>(args_.lse.data)[place_of(args_.lse, args_, it, row)] = sees ? lse : -INFINITY;
     }
   }

@@ -48,7 +48,7 @@ void launch(const DenseTensors& tensors, SparseArgs args, int num_sms, void* str
 
 }  // namespace
 
-void launch_sparse(const DenseTensors& tensors, const SparseArgs& args, int dim, int, int num_sms, void* stream) {
+void launch_sparse(const DenseTensors& tensors, const SparseArgs& args, int dim, int num_sms, void* stream) {
   if (dim == 64) return launch<SparseConfig<64, 4>>(tensors, args, num_sms, stream);
   launch<SparseConfig<128, 2>>(tensors, args, num_sms, stream);
 }

@@ -38,6 +38,6 @@ struct SparseArgs : DenseArgs {
 };
 
 // As launch_dense.
-void launch_sparse(const DenseTensors& tensors, const SparseArgs& args, int dim, int variant, int num_sms, void* stream);
+void launch_sparse(const DenseTensors& tensors, const SparseArgs& args, int dim, int num_sms, void* stream);
 
 }  // namespace tilesieve::sm90

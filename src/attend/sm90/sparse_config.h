@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What a sparse bf16 kernel is compiled for, and how its shared memory lies: as dense_config.h, with two key tiles in a
-// stage.
+// stage. Two consumer warpgroups share a tile of queries.
 #pragma once
 
 #include "attend/sm90/dense_config.h"
@@ -9,7 +9,13 @@
 namespace tilesieve::sm90 {
 
 template <int HeadDim, int Stages>
-using SparseConfig = DenseConfig<HeadDim, Stages, false>;
+struct SparseConfig : TileConfig<__nv_bfloat16, HeadDim, 2 * kSparseKeys> {
+  static constexpr int kNumConsumers = 2, kStages = Stages;
+  static constexpr int kThreads = 128 * (kNumConsumers + 1);
+  static constexpr int kConsumerRegisters = 240, kOtherRegisters = 24;  // S, P and O are 160
+  static_assert(kNumConsumers * kConsumerRegisters + kOtherRegisters <=
+                (kNumConsumers + 1) * (65536 / kThreads / 8 * 8));
+};
 
 template <class Config>
 struct alignas(1024) SparseShared : DenseShared<Config> {
