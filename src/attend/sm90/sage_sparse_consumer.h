@@ -4,9 +4,9 @@
 // step may have a short tile, not the last one alone.
 #pragma once
 
+#include "attend/sm90/sage_softmax.h"
 #include "attend/sm90/sage_sparse.h"
 #include "attend/sm90/sage_sparse_config.h"
-#include "cuda/flush.h"
 
 namespace tilesieve::sm90 {
 
@@ -22,7 +22,7 @@ class SageSparseConsumer {
       if (uniform(work().tile) < 0) return;
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        m_[i] = kMasked;
+        m_[i] = kSageMasked;
         d_[i] = 1.0f;  // times an alpha of 0
       }
       float o[Config::kOutputs];
@@ -40,8 +40,6 @@ class SageSparseConsumer {
 
  private:
   static constexpr int kScores = kSparseKeys, kProbabilities = kScores / 4;  // of a thread
-  static constexpr float kOffset = 8.807f;                                   // 2^8.807 is about 448
-  static constexpr float kMasked = -5000000.0f;
 
   __device__ int q_stage() const { return place_.q_stage(); }
   __device__ int crew() const { return place_.warpgroup() / 2; }
@@ -74,13 +72,12 @@ class SageSparseConsumer {
     cuda::pin(s);
     release(&shared_.k_empty[place_.stage()]);
     softmax<kMixed>(s, delta, run, alpha);
-    pack(s, p);
+    pack_weights(s, p);
     float sums[Config::kOutputs];
     multiply_values(p, sums);
     cuda::wgmma_wait<0>();
     cuda::pin(sums);
-#pragma unroll
-    for (int i = 0; i < Config::kOutputs; ++i) o[i] = cuda::fma_flush(o[i], alpha[i / 2 % 2], sums[i]);
+    add_sums(alpha, sums, o);
     release(&shared_.v_empty[place_.stage()]);
     place_.advance();
   }
@@ -126,41 +123,13 @@ class SageSparseConsumer {
 #pragma unroll
       for (int tile = 0; tile < 2; ++tile) {
         largest[tile] = cuda::fma_flush(kMixed ? float_peak(s, tile, half) : integer_peak(s, tile, half), scale[tile],
-                                        -kOffset);
+                                        -kSageOffset);
       }
       peak[half] = fmaxf(largest[0], largest[1]);
     }
-#pragma unroll
-    for (int lanes = 1; lanes < 4; lanes *= 2) {
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        peak[half] = fmaxf(peak[half], __shfl_xor_sync(0xffffffffu, peak[half], lanes));
-      }
-    }
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const float m = fmaxf(m_[half], peak[half]);
-      alpha[half] = cuda::exp2_approx(cuda::add_flush(m_[half], -m));
-      m_[half] = m;
-    }
-    const float shift[2] = {-m_[0], -m_[1]};
-#pragma unroll
-    for (int fragment = 0; fragment < kScores / 8; ++fragment) {
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        constexpr int kPlaces[4] = {0, 1, 4, 5};  // of the row in a fragment of 16 keys
-        float p[4];
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          int32_t& score = s[fragment * 8 + half * 2 + kPlaces[i]];
-          const float x = kMixed ? __int_as_float(score) : __int2float_rz(score);
-          p[i] = cuda::exp2_approx(cuda::fma_flush(x, scale[fragment / 4], shift[half]));
-          score = __float_as_int(p[i]);
-        }
-        const float sum = cuda::add_flush(cuda::add_flush(cuda::add_flush(p[0], p[1]), p[2]), p[3]);
-        d_[half] = fragment == 0 ? cuda::fma_flush(d_[half], alpha[half], sum) : cuda::add_flush(d_[half], sum);
-      }
-    }
+    widen_peaks(peak);
+    follow(peak, m_, alpha);
+    weigh_scores<kMixed, false>(scale, m_, alpha, s, d_);
   }
 
   static __device__ float integer_peak(const int32_t (&s)[kScores], int tile, int half) {
@@ -174,7 +143,7 @@ class SageSparseConsumer {
   }
 
   static __device__ float float_peak(const int32_t (&s)[kScores], int tile, int half) {
-    float largest = kMasked;
+    float largest = kSageMasked;
 #pragma unroll
     for (int j = 0; j < kScores / 8; ++j) {
       const int at = tile * kScores / 2 + 4 * j + 2 * half;
@@ -189,41 +158,19 @@ class SageSparseConsumer {
     for (int i = 0; i < kScores; ++i) {
       const int tile = i / (kScores / 2), key = i % (kScores / 2) / 4 * 8 + pair * 2 + i % 2;
       const float y = cuda::mul_flush(__int2float_rz(s[i]), delta[tile]);
-      s[i] = __float_as_int(key < run.length(tile) ? y : kMasked);
-    }
-  }
-
-  static __device__ void pack(const int32_t (&s)[kScores], uint32_t (&p)[kProbabilities]) {
-#pragma unroll
-    for (int i = 0; i < kProbabilities; ++i) {  // words of a product: (row, row + 8) of its first 16 keys, then of the others
-      const int base = i / 4 * 16 + i / 2 % 2 * 8 + i % 2 * 2;
-      p[i] = cuda::pack_e4m3(__int_as_float(s[base]), __int_as_float(s[base + 1]), __int_as_float(s[base + 4]),
-                             __int_as_float(s[base + 5]));
+      s[i] = __float_as_int(key < run.length(tile) ? y : kSageMasked);
     }
   }
 
   __device__ void finish(const DenseTile& it, int half, bool sees, const float (&o)[Config::kOutputs]) {
     const TileSpan span = span_of(args_.lists.q_span, it.first_row / kSparseRows, kSparseRows, args_.q_len);
-    const int pair = static_cast<int>(threadIdx.x) % 4;
-    const float* v_scale = args_.v_scale + static_cast<int64_t>(it.kv_head) * Config::kHeadDim + pair * 2;
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      float d = d_[i];
-      d = cuda::add_flush(d, __shfl_xor_sync(0xffffffffu, d, 1));
-      d = cuda::add_flush(d, __shfl_xor_sync(0xffffffffu, d, 2));
+      const float d = sum_of_lanes(d_[i]);
       const int32_t within = half * kTileRows + row_of_thread() + i * 8;
-      if (within >= span.length) continue;
-      const int32_t row = span.first + within;
-      const float inverse = cuda::reciprocal_approx(d);
-      store_row<Config::kHeadDim>(args_, it, row, sees, [&](int j) {
-        const float2 scale = __ldg(reinterpret_cast<const float2*>(v_scale + 8 * j));
-        return make_float2(cuda::mul_flush(cuda::mul_flush(o[4 * j + 2 * i], inverse), scale.x),
-                           cuda::mul_flush(cuda::mul_flush(o[4 * j + 2 * i + 1], inverse), scale.y));
-      });
-      if (args_.lse.data == nullptr || pair != 0) continue;
-      float lse = natural_lse(d, m_[i]);
-      if (args_.lse_shift != nullptr) lse += args_.lse_shift[static_cast<int64_t>(it.sequence_head) * args_.q_len + row];
-      static_cast<float*>(args_.lse.data)[place_of(args_.lse, args_, it, row)] = sees ? lse : -INFINITY;
+      if (within < span.length) {
+        store_sage_row<Config::kHeadDim>(args_, it, i, span.first + within, sees, m_[i], d, o);
+      }
     }
   }
 
