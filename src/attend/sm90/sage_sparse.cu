@@ -26,10 +26,11 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
       }
     }
     for (int i = 0; i < Config::kStages; ++i) {
-      cuda::barrier_init(&shared.k_full[i], 1);
-      cuda::barrier_init(&shared.v_full[i], 1);
-      cuda::barrier_init(&shared.k_empty[i], warps_of(i >= Config::kPairStages));
-      cuda::barrier_init(&shared.v_empty[i], warps_of(i >= Config::kPairStages));
+      SageSparseStage<Config>& stage = shared.stage[i];
+      cuda::barrier_init(&stage.k_full, 1);
+      cuda::barrier_init(&stage.v_full, 1);
+      cuda::barrier_init(&stage.k_empty, warps_of(i >= Config::kPairStages));
+      cuda::barrier_init(&stage.v_empty, warps_of(i >= Config::kPairStages));
     }
     cuda::fence_barrier_init();
   }
@@ -65,6 +66,7 @@ void launch(SageSparseArgs args, int num_sms, void* stream) {
   cuda::check(cudaMemsetAsync(args.lists.next_tile, 0, sizeof(int32_t), static_cast<cudaStream_t>(stream)),
               "sparse sage");
   constexpr auto kernel = sage_sparse_kernel<Config>;
+  static_assert(sizeof(SageSparseShared<Config>) <= 227 * 1024);
   cuda::allow_shared_bytes("sparse sage", kernel, sizeof(SageSparseShared<Config>));
   cuda::launch("sparse sage", kernel, dim3(static_cast<unsigned>(std::min(num_sms, args.num_tiles))), Config::kThreads,
                sizeof(SageSparseShared<Config>), stream, maps, args);

@@ -23,46 +23,68 @@ struct SageSparseConfig {
   static constexpr int kOutputs = HeadDim / 2;           // of a thread
 };
 
+// What is fetched for a step. All in one place, so that one address finds it.
 template <class Config>
-struct alignas(1024) SageSparseShared {
-  alignas(1024) uint8_t k[Config::kStages][2][Config::kKBytes];
-  alignas(1024) uint8_t v[Config::kStages][2][Config::kVBytes];
-  alignas(1024) uint8_t q[2][Config::kConsumers][Config::kQBytes];  // of this tile and of the next
-  alignas(16) float k_scale[Config::kStages][2][kSageKeyScales];
-  alignas(16) float q_scale[2][Config::kConsumers][kSageQueryScales];
-  SparseRun run[Config::kStages];
-  SparseWork work[2][Config::kCrews];
-  uint64_t q_full[2][Config::kCrews], q_empty[2][Config::kCrews];
-  uint64_t k_full[Config::kStages], k_empty[Config::kStages];
-  uint64_t v_full[Config::kStages], v_empty[Config::kStages];
+struct alignas(1024) SageSparseStage {
+  alignas(1024) uint8_t k[2][Config::kKBytes];
+  alignas(1024) uint8_t v[2][Config::kVBytes];
+  alignas(16) float k_scale[2][kSageKeyScales];
+  SparseRun run;  // that begins with it
+  uint64_t k_full, k_empty, v_full, v_empty;
 };
 
-// Where a crew stands among its own stages, how many stages of queries it is done with, and a warpgroup's number: in one
-// register, since consumers have none to spare.
 template <class Config>
-class CrewPlace {
- public:
-  __device__ CrewPlace(int warpgroup, int crew)
-      : bits_(static_cast<uint32_t>(warpgroup) << 8 | (crew == 0 ? 0 : Config::kPairStages)) {}
-  __device__ int stage() const { return bits_ & 7; }
-  __device__ uint32_t parity() const { return bits_ >> 3 & 1; }
-  __device__ int q_stage() const { return bits_ >> 6 & 1; }
-  __device__ uint32_t q_parity() const { return bits_ >> 7 & 1; }
-  __device__ int warpgroup() const { return bits_ >> 8; }
+struct alignas(1024) SageSparseQueries {
+  alignas(1024) uint8_t q[Config::kQBytes];
+  alignas(16) float q_scale[kSageQueryScales];
+  alignas(16) float v_scale[Config::kHeadDim];
+};
 
+template <class Config>
+struct alignas(1024) SageSparseShared {
+  SageSparseStage<Config> stage[Config::kStages];
+  SageSparseQueries<Config> queries[Config::kConsumers * 2];  // of each consumer for this tile and for the next
+  SparseWork work[2][Config::kCrews];
+  uint64_t q_full[2][Config::kCrews], q_empty[2][Config::kCrews];
+};
+
+// Where a crew stands among its own stages, and by them which crew it is. In one register, since consumers have none to
+// spare.
+template <class Config>
+class CrewRing {
+ public:
+  __device__ explicit CrewRing(int crew) : bits_(crew == 0 ? 0 : Config::kPairStages) {}
+  __device__ int stage() const { return bits_ % kPhase; }
+  __device__ uint32_t parity() const { return bits_ / kPhase; }
   __device__ void advance() {
     if (stage() == Config::kPairStages - 1) {
-      bits_ = (bits_ ^ 8) - (Config::kPairStages - 1);
+      bits_ = (bits_ ^ kPhase) - (Config::kPairStages - 1);
     } else if (stage() == Config::kStages - 1) {
-      bits_ = (bits_ ^ 8) - (Config::kStages - 1 - Config::kPairStages);
+      bits_ = (bits_ ^ kPhase) - (Config::kStages - 1 - Config::kPairStages);
     } else {
       ++bits_;
     }
   }
-  __device__ void advance_q() { bits_ = (bits_ ^ 64) ^ (bits_ & 64) << 1; }
 
  private:
+  static constexpr uint32_t kPhase = 8;
   static_assert(Config::kStages <= 8);
+  uint32_t bits_;
+};
+
+// Which warpgroup this is and where it stands among its own stages of queries; in one register too.
+class QueryRing {
+ public:
+  __device__ explicit QueryRing(int warpgroup) : bits_(warpgroup * 2) {}
+  __device__ int warpgroup() const { return bits_ / 2 % 4; }
+  __device__ int stage() const { return bits_ % 2; }
+  __device__ int place() const { return bits_ % 8; }  // of the stage among those of all warpgroups
+  __device__ uint32_t parity() const { return bits_ / 8; }
+  __device__ void advance() { bits_ ^= stage() == 0 ? 1 : 9; }
+  // Keeps the compiler from working out addresses ahead of a loop that has no registers for them.
+  __device__ void hide() { asm volatile("" : "+r"(bits_)); }
+
+ private:
   uint32_t bits_;
 };
 

@@ -14,11 +14,11 @@ template <class Config>
 class SageSparseConsumer {
  public:
   __device__ SageSparseConsumer(SageSparseShared<Config>& shared, const SageSparseArgs& args, int warpgroup)
-      : shared_(shared), args_(args), place_(warpgroup, warpgroup / 2) {}
+      : shared_(shared), args_(args), ring_(warpgroup / 2), q_ring_(warpgroup) {}
 
   __device__ void run() {
     for (;;) {
-      cuda::barrier_wait(&shared_.q_full[q_stage()][crew()], place_.q_parity());
+      cuda::barrier_wait(&shared_.q_full[q_ring_.stage()][crew()], q_ring_.parity());
       if (uniform(work().tile) < 0) return;
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
@@ -32,8 +32,8 @@ class SageSparseConsumer {
       // Read again, so that the loop has these registers for itself.
       const DenseTile it = DenseTile::of(args_, uniform(work().tile), kSparseRows);
       const int half = half_of_tile();
-      release(&shared_.q_empty[q_stage()][crew()]);
-      place_.advance_q();
+      release(&shared_.q_empty[q_ring_.stage()][crew()]);
+      q_ring_.advance();
       finish(it, half, sees, o);
     }
   }
@@ -41,17 +41,18 @@ class SageSparseConsumer {
  private:
   static constexpr int kScores = kSparseKeys, kProbabilities = kScores / 4;  // of a thread
 
-  __device__ int q_stage() const { return place_.q_stage(); }
-  __device__ int crew() const { return place_.warpgroup() / 2; }
-  __device__ const volatile SparseWork& work() const { return shared_.work[q_stage()][crew()]; }
-  __device__ int half_of_tile() const { return crew() == 0 ? place_.warpgroup() : uniform(work().half); }
+  __device__ int crew() const { return q_ring_.warpgroup() / 2; }
+  __device__ SageSparseStage<Config>& stage() const { return shared_.stage[ring_.stage()]; }
+  __device__ SageSparseQueries<Config>& queries() const { return shared_.queries[q_ring_.place()]; }
+  __device__ const volatile SparseWork& work() const { return shared_.work[q_ring_.stage()][crew()]; }
+  __device__ int half_of_tile() const { return crew() == 0 ? q_ring_.warpgroup() : uniform(work().half); }
 
   // One step after the other; other warpgroups fill the gaps. True when there was any key.
   __device__ bool attend(float (&o)[Config::kOutputs]) {
     SparseRun run;
     do {
-      cuda::barrier_wait(&shared_.k_full[place_.stage()], place_.parity());
-      run = {uniform(shared_.run[place_.stage()].bits)};
+      cuda::barrier_wait(&stage().k_full, ring_.parity());
+      run = {uniform(stage().run.bits)};
 #pragma unroll 1
       for (; run.num_whole() > 0; --run.bits) take<false>(run, o);
       if (run.has_mixed()) take<true>(run, o);
@@ -64,13 +65,14 @@ class SageSparseConsumer {
     int32_t s[kScores];
     uint32_t p[kProbabilities];
     float alpha[2];
+    q_ring_.hide();
     multiply_keys(s);
-    const float q_scale = shared_.q_scale[q_stage()][place_.warpgroup()][threadIdx.x % 128 / 4];  // 8 warp + lane / 4
-    const float delta[2] = {cuda::mul_flush(q_scale, shared_.k_scale[place_.stage()][0][threadIdx.x % 4]),
-                            cuda::mul_flush(q_scale, shared_.k_scale[place_.stage()][1][threadIdx.x % 4])};
+    const float q_scale = queries().q_scale[threadIdx.x % 128 / 4];  // 8 warp + lane / 4
+    const float delta[2] = {cuda::mul_flush(q_scale, stage().k_scale[0][threadIdx.x % 4]),
+                            cuda::mul_flush(q_scale, stage().k_scale[1][threadIdx.x % 4])};
     cuda::wgmma_wait<0>();
     cuda::pin(s);
-    release(&shared_.k_empty[place_.stage()]);
+    release(&stage().k_empty);
     softmax<kMixed>(s, delta, run, alpha);
     pack_weights(s, p);
     float sums[Config::kOutputs];
@@ -78,15 +80,15 @@ class SageSparseConsumer {
     cuda::wgmma_wait<0>();
     cuda::pin(sums);
     add_sums(alpha, sums, o);
-    release(&shared_.v_empty[place_.stage()]);
-    place_.advance();
+    release(&stage().v_empty);
+    ring_.advance();
   }
 
   __device__ void multiply_keys(int32_t (&s)[kScores]) {
-    const uint64_t q = cuda::matrix_descriptor(cuda::shared_address(shared_.q[q_stage()][place_.warpgroup()]),
+    const uint64_t q = cuda::matrix_descriptor(cuda::shared_address(queries().q),
                                                Config::kRowBytes);
-    const uint64_t k = cuda::matrix_descriptor(cuda::shared_address(shared_.k[place_.stage()]), Config::kRowBytes);
-    cuda::barrier_wait(&shared_.k_full[place_.stage()], place_.parity());
+    const uint64_t k = cuda::matrix_descriptor(cuda::shared_address(stage().k), Config::kRowBytes);
+    cuda::barrier_wait(&stage().k_full, ring_.parity());
     cuda::wgmma_fence();
     using Product = cuda::Wgmma<int8_t, 2 * kSparseKeys>;
     Product::ss_first(s, q, k);
@@ -96,8 +98,8 @@ class SageSparseConsumer {
   }
 
   __device__ void multiply_values(const uint32_t (&p)[kProbabilities], float (&sums)[Config::kOutputs]) {
-    const uint64_t v = cuda::matrix_descriptor(cuda::shared_address(shared_.v[place_.stage()]), kSparseKeys);
-    cuda::barrier_wait(&shared_.v_full[place_.stage()], place_.parity());
+    const uint64_t v = cuda::matrix_descriptor(cuda::shared_address(stage().v), kSparseKeys);
+    cuda::barrier_wait(&stage().v_full, ring_.parity());
     cuda::wgmma_fence();
     using Product = cuda::Wgmma<__nv_fp8_e4m3, Config::kHeadDim>;
     Product::rs_first(sums, p, v);
@@ -177,7 +179,8 @@ class SageSparseConsumer {
   SageSparseShared<Config>& shared_;
   const SageSparseArgs& args_;
   float m_[2], d_[2];  // of rows row_of_thread() and 8 below
-  CrewPlace<Config> place_;
+  CrewRing<Config> ring_;
+  QueryRing q_ring_;
 };
 
 }  // namespace tilesieve::sm90
