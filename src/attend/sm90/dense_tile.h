@@ -46,24 +46,40 @@ __device__ inline int32_t visible_blocks(const DenseArgs& args, int32_t first, i
   return first < end ? (visible_keys(args, end - 1) + kDenseBlock - 1) / kDenseBlock : 0;
 }
 
-// Where a row's channels begin, or its LSE lies.
+// Where a row's channels begin, and where its LSE lies.
+struct RowPlace {
+  int64_t o, lse;
+};
+
 __device__ inline int64_t place_of(const DenseRows& rows, const DenseArgs& args, const DenseTile& it, int32_t row) {
   return it.sequence_head / args.num_q_heads * rows.sequence_stride +
          it.sequence_head % args.num_q_heads * rows.head_stride + row * rows.token_stride;
 }
 
+__device__ inline RowPlace place_of(const DenseArgs& args, const DenseTile& it, int32_t row) {
+  return {place_of(args.o, args, it, row), place_of(args.lse, args, it, row)};
+}
+
 // One of the two rows that a thread has of a warpgroup's 64, as the products give them: channels 8 j + 2 pair and + 1.
 // `value_of(j)` is what to store of these; rows that see no key get 0.
-template <int kHeadDim, class ValueOf>
-__device__ void store_row(const DenseArgs& args, const DenseTile& it, int32_t row, bool sees, ValueOf value_of) {
-  const int pair = static_cast<int>(threadIdx.x) % 4;
-  uint32_t* out =
-      reinterpret_cast<uint32_t*>(static_cast<uint16_t*>(args.o.data) + place_of(args.o, args, it, row)) + pair;
+template <bool kF16, int kHeadDim, class ValueOf>
+__device__ void store_channels(uint16_t* row, int32_t head_dim, bool sees, ValueOf value_of) {
+  uint32_t* out = reinterpret_cast<uint32_t*>(row) + threadIdx.x % 4;
 #pragma unroll
   for (int j = 0; j < kHeadDim / 8; ++j) {
-    if (8 * j >= args.head_dim) break;
     const float2 value = value_of(j);
-    out[4 * j] = sees ? cuda::pack_halves(value.x, value.y, args.f16) : 0;
+    const uint32_t packed = sees ? cuda::pack_halves(value.x, value.y, kF16) : 0;
+    if (8 * j < head_dim) out[4 * j] = packed;
+  }
+}
+
+template <int kHeadDim, class ValueOf>
+__device__ void store_row(const DenseArgs& args, int64_t place, bool sees, ValueOf value_of) {
+  uint16_t* row = static_cast<uint16_t*>(args.o.data) + place;
+  if (args.f16) {
+    store_channels<true, kHeadDim>(row, args.head_dim, sees, value_of);
+  } else {
+    store_channels<false, kHeadDim>(row, args.head_dim, sees, value_of);
   }
 }
 

@@ -81,22 +81,21 @@ __device__ inline float sum_of_lanes(float d) {
   return cuda::add_flush(d, __shfl_xor_sync(0xffffffffu, d, 2));
 }
 
-// o and the LSE of one of the thread's rows; d of all lanes.
-template <int kHeadDim, int kOutputs>
-__device__ void store_sage_row(const SageArgs& args, const DenseTile& it, int half, int32_t row, bool sees, float m,
-                               float d, const float (&o)[kOutputs]) {
-  const int pair = static_cast<int>(threadIdx.x) % 4;
-  const float* v_scale = args.v_scale + static_cast<int64_t>(it.kv_head) * kHeadDim + pair * 2;
+// o and the LSE of one of the thread's rows; d of all lanes. v_scale(j): of channels 8 j + 2 pair and + 1. `shift`: where
+// the row's LSE shift lies.
+template <int kHeadDim, int kOutputs, class ValueScale>
+__device__ void store_sage_row(const SageArgs& args, const RowPlace& place, int64_t shift, int half, bool sees, float m,
+                               float d, const float (&o)[kOutputs], ValueScale v_scale) {
   const float inverse = cuda::reciprocal_approx(d);
-  store_row<kHeadDim>(args, it, row, sees, [&](int j) {
-    const float2 scale = __ldg(reinterpret_cast<const float2*>(v_scale + 8 * j));
+  store_row<kHeadDim>(args, place.o, sees, [&](int j) {
+    const float2 scale = v_scale(j);
     return make_float2(cuda::mul_flush(cuda::mul_flush(o[4 * j + 2 * half], inverse), scale.x),
                        cuda::mul_flush(cuda::mul_flush(o[4 * j + 2 * half + 1], inverse), scale.y));
   });
-  if (args.lse.data == nullptr || pair != 0) return;
+  if (args.lse.data == nullptr || threadIdx.x % 4 != 0) return;
   float lse = natural_lse(d, m);
-  if (args.lse_shift != nullptr) lse += args.lse_shift[static_cast<int64_t>(it.sequence_head) * args.q_len + row];
-  static_cast<float*>(args.lse.data)[place_of(args.lse, args, it, row)] = sees ? lse : -INFINITY;
+  if (args.lse_shift != nullptr) lse += args.lse_shift[shift];
+  static_cast<float*>(args.lse.data)[place.lse] = sees ? lse : -INFINITY;
 }
 
 }  // namespace tilesieve::sm90

@@ -74,9 +74,8 @@ void launch(SageSparseArgs args, int num_sms, void* stream) {
 
 }  // namespace
 
-void launch_sage_sparse(const SageSparseArgs& args, int dim, int variant, int num_sms, void* stream) {
+void launch_sage_sparse(const SageSparseArgs& args, int dim, int num_sms, void* stream) {
   if (dim == 64) return launch<SageSparseConfig<64, 3, 2>>(args, num_sms, stream);
-  if (variant == 1) return launch<SageSparseConfig<128, 2, 3>>(args, num_sms, stream);
   launch<SageSparseConfig<128, 3, 2>>(args, num_sms, stream);
 }
 

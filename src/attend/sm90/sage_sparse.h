@@ -15,6 +15,6 @@ struct SageSparseArgs : SageArgs {
   int32_t num_q_slots = 0, num_k_slots = 0;  // rows of q and k under a head
 };
 
-void launch_sage_sparse(const SageSparseArgs& args, int dim, int variant, int num_sms, void* stream);
+void launch_sage_sparse(const SageSparseArgs& args, int dim, int num_sms, void* stream);
 
 }  // namespace tilesieve::sm90

@@ -19,7 +19,7 @@ class SageSparseConsumer {
   __device__ void run() {
     for (;;) {
       cuda::barrier_wait(&shared_.q_full[q_ring_.stage()][crew()], q_ring_.parity());
-      if (uniform(work().tile) < 0) return;
+      if (uniform(work().is_end)) return;
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
         m_[i] = kSageMasked;
@@ -28,13 +28,10 @@ class SageSparseConsumer {
       float o[Config::kOutputs];
 #pragma unroll
       for (int i = 0; i < Config::kOutputs; ++i) o[i] = 0.0f;
-      const bool sees = uniform(work().has_keys) != 0 && attend(o);
-      // Read again, so that the loop has these registers for itself.
-      const DenseTile it = DenseTile::of(args_, uniform(work().tile), kSparseRows);
-      const int half = half_of_tile();
+      const bool sees = uniform(work().has_keys) && attend(o);
+      finish(sees, o);
       release(&shared_.q_empty[q_ring_.stage()][crew()]);
       q_ring_.advance();
-      finish(it, half, sees, o);
     }
   }
 
@@ -44,8 +41,7 @@ class SageSparseConsumer {
   __device__ int crew() const { return q_ring_.warpgroup() / 2; }
   __device__ SageSparseStage<Config>& stage() const { return shared_.stage[ring_.stage()]; }
   __device__ SageSparseQueries<Config>& queries() const { return shared_.queries[q_ring_.place()]; }
-  __device__ const volatile SparseWork& work() const { return shared_.work[q_ring_.stage()][crew()]; }
-  __device__ int half_of_tile() const { return crew() == 0 ? q_ring_.warpgroup() : uniform(work().half); }
+  __device__ const SparseWork& work() const { return shared_.work[q_ring_.stage()][crew()]; }
 
   // One step after the other; other warpgroups fill the gaps. True when there was any key.
   __device__ bool attend(float (&o)[Config::kOutputs]) {
@@ -164,15 +160,18 @@ class SageSparseConsumer {
     }
   }
 
-  __device__ void finish(const DenseTile& it, int half, bool sees, const float (&o)[Config::kOutputs]) {
-    const TileSpan span = span_of(args_.lists.q_span, it.first_row / kSparseRows, kSparseRows, args_.q_len);
+  __device__ void finish(bool sees, const float (&o)[Config::kOutputs]) const {
+    const SparseWork it = work();
+    const int half = crew() == 0 ? q_ring_.warpgroup() : it.half;
+    const float* v_scale = queries().v_scale + threadIdx.x % 4 * 2;
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const float d = sum_of_lanes(d_[i]);
-      const int32_t within = half * kTileRows + row_of_thread() + i * 8;
-      if (within < span.length) {
-        store_sage_row<Config::kHeadDim>(args_, it, i, span.first + within, sees, m_[i], d, o);
-      }
+      const int32_t row = half * kTileRows + row_of_thread() + i * 8;
+      if (row >= it.num_rows) continue;
+      store_sage_row<Config::kHeadDim>(
+          args_, it.place_of(args_, row), it.shift + row, i, sees, m_[i], d, o,
+          [&](int j) { return *reinterpret_cast<const float2*>(v_scale + 8 * j); });
     }
   }
 

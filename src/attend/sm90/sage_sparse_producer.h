@@ -14,19 +14,21 @@ template <class Config, int kCrew>
 class SageSparseProducer {
  public:
   static constexpr int kPasses = kCrew == 0 ? 1 : 2;
+  // Tiles of queries for each CTA at the end that a lone warpgroup leaves to the pairs: its own take it thrice as long.
+  static constexpr int kReserve = kCrew == 0 ? 0 : 5;
 
   __device__ SageSparseProducer(SageSparseShared<Config>& shared, const SageMaps& maps, const SageSparseArgs& args)
       : shared_(shared), maps_(maps), args_(args) {}
 
   __device__ void run() { walk_lists(*this, args_, args_.lists); }
 
-  __device__ void begin(int32_t tile, const DenseTile& it, int pass, bool has_keys) {
+  __device__ void begin(const DenseTile& it, int pass, bool has_keys) {
     constexpr int kHalves = kCrew == 0 ? 2 : 1;
     using Queries = SageSparseQueries<Config>;
     if (is_first_lane()) {
       uint64_t* full = &shared_.q_full[q_ring_.stage][kCrew];
       cuda::barrier_wait(&shared_.q_empty[q_ring_.stage][kCrew], q_ring_.parity ^ 1);
-      shared_.work[q_ring_.stage][kCrew] = {tile, pass, has_keys};
+      shared_.work[q_ring_.stage][kCrew] = work_of(args_, args_.lists, it, pass, has_keys);
       cuda::barrier_arrive_expect(
           full, kHalves * (Config::kQBytes + sizeof(Queries::q_scale) + sizeof(Queries::v_scale)));
       const int32_t num_slabs = (args_.num_q_slots + kTileRows - 1) / kTileRows;
@@ -72,7 +74,7 @@ class SageSparseProducer {
   __device__ void end() {
     if (is_first_lane()) {
       cuda::barrier_wait(&shared_.q_empty[q_ring_.stage][kCrew], q_ring_.parity ^ 1);
-      shared_.work[q_ring_.stage][kCrew] = {-1, 0, false};
+      shared_.work[q_ring_.stage][kCrew].is_end = true;
       cuda::barrier_arrive(&shared_.q_full[q_ring_.stage][kCrew]);
     }
   }

@@ -19,16 +19,16 @@ class SparseConsumer {
   __device__ void run() {
     for (;;) {
       cuda::barrier_wait(&shared_.q_full[q_ring_.stage][warpgroup_], q_ring_.parity);
-      const int32_t tile = uniform(shared_.work[q_ring_.stage].tile);
-      if (tile < 0) return;
+      const SparseWork& work = shared_.work[q_ring_.stage];
+      if (uniform(work.is_end)) return;
       softmax_.begin();
       float o[Config::kOutputs];
 #pragma unroll
       for (int i = 0; i < Config::kOutputs; ++i) o[i] = 0.0f;
-      const bool sees = uniform(shared_.work[q_ring_.stage].has_keys) != 0 && attend(o);
+      const bool sees = uniform(work.has_keys) && attend(o);
+      finish(work, sees, o);
       release(&shared_.q_empty[q_ring_.stage][warpgroup_]);
       q_ring_.advance();
-      finish(DenseTile::of(args_, tile, kSparseRows), sees, o);
     }
   }
 
@@ -109,13 +109,12 @@ class SparseConsumer {
     }
   }
 
-  __device__ void finish(const DenseTile& it, bool sees, const float (&o)[Config::kOutputs]) {
-    const TileSpan span = span_of(args_.lists.q_span, it.first_row / kSparseRows, kSparseRows, args_.q_len);
+  __device__ void finish(const SparseWork& work, bool sees, const float (&o)[Config::kOutputs]) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const float sum = softmax_.sum(half);
-      const int32_t within = warpgroup_ * kTileRows + row_of_thread() + half * 8;
-      if (within < span.length) softmax_.store(args_, it, half, sum, span.first + within, sees, o);
+      const int32_t row = warpgroup_ * kTileRows + row_of_thread() + half * 8;
+      if (row < work.num_rows) softmax_.store(args_, work.place_of(args_, row), half, sum, sees, o);
     }
   }
 

@@ -10,20 +10,20 @@ namespace tilesieve::sm90 {
 template <class Config>
 class SparseProducer {
  public:
-  static constexpr int kPasses = 1;
+  static constexpr int kPasses = 1, kReserve = 0;
 
   __device__ SparseProducer(SparseShared<Config>& shared, const DenseMaps& maps, const SparseArgs& args)
       : shared_(shared), maps_(maps), args_(args) {}
 
   __device__ void run() { walk_lists(*this, args_, args_.lists); }
 
-  __device__ void begin(int32_t tile, const DenseTile& it, int, bool has_keys) {
+  __device__ void begin(const DenseTile& it, int pass, bool has_keys) {
     if (is_first_lane()) {
       const int32_t token = span_of(args_.lists.q_span, it.first_row / kSparseRows, kSparseRows, args_.q_len).first;
       for (int c = 0; c < Config::kNumConsumers; ++c) {
         cuda::barrier_wait(&shared_.q_empty[q_ring_.stage][c], q_ring_.parity ^ 1);
       }
-      shared_.work[q_ring_.stage] = {tile, 0, has_keys};
+      shared_.work[q_ring_.stage] = work_of(args_, args_.lists, it, pass, has_keys);
       for (int c = 0; c < Config::kNumConsumers; ++c) {
         fetch_rows<Config>(shared_.q[q_ring_.stage][c], kTileRows, maps_.q, &shared_.q_full[q_ring_.stage][c],
                            token + c * kTileRows, it.sequence_head % args_.num_q_heads, sequence_of(it));
@@ -50,7 +50,7 @@ class SparseProducer {
       for (int c = 0; c < Config::kNumConsumers; ++c) {
         cuda::barrier_wait(&shared_.q_empty[q_ring_.stage][c], q_ring_.parity ^ 1);
       }
-      shared_.work[q_ring_.stage] = {-1, 0, false};
+      shared_.work[q_ring_.stage].is_end = true;
       for (int c = 0; c < Config::kNumConsumers; ++c) cuda::barrier_arrive(&shared_.q_full[q_ring_.stage][c]);
     }
   }
