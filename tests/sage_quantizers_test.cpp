@@ -112,7 +112,8 @@ void expect_quantised(const Case& c, const SageOptions& o, const SageTensors& go
   const int64_t q_tile = tile_of(o), block = block_of(o);
   const std::vector<Stand> q_stands = stands(p, p.q_lens, q_tile), k_stands = stands(p, p.kv_lens, block);
   const Number q_number = [&](int64_t t, int64_t h, int64_t d) -> float { return c.q.at(t, h, d); };
-  const int64_t q_groups = o.groups == SageGroups::per_thread ? 32 : 4, k_groups = q_groups / 8 == 0 ? 1 : 4;
+  const bool per_thread = o.groups == SageGroups::per_thread;
+  const int64_t q_groups = q_tile / slab_of(o) * (per_thread ? 8 : 1), k_groups = per_thread ? 4 : 1;
   expect_int8(p, o, got.q, p.num_q_heads, q_stands, q_tile, q_groups, q_group, q_number);
 
   ASSERT_EQ(got.k_mean.view().data != nullptr, o.smooth_k);
