@@ -81,8 +81,6 @@ class QueryRing {
   __device__ int place() const { return bits_ % 8; }  // of the stage among those of all warpgroups
   __device__ uint32_t parity() const { return bits_ / 8; }
   __device__ void advance() { bits_ ^= stage() == 0 ? 1 : 9; }
-  // Keeps the compiler from working out addresses ahead of a loop that has no registers for them.
-  __device__ void hide() { asm volatile("" : "+r"(bits_)); }
 
  private:
   uint32_t bits_;

@@ -61,7 +61,6 @@ class SageSparseConsumer {
     int32_t s[kScores];
     uint32_t p[kProbabilities];
     float alpha[2];
-    q_ring_.hide();
     multiply_keys(s);
     const float q_scale = queries().q_scale[threadIdx.x % 128 / 4];  // 8 warp + lane / 4
     const float delta[2] = {cuda::mul_flush(q_scale, stage().k_scale[0][threadIdx.x % 4]),
