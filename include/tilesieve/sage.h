@@ -56,9 +56,9 @@ struct SageOptions {
   int64_t step_keys() const { return kv_block() * step_blocks(); }
 
   int64_t q_groups() const { return q_tile() / q_slab() * (groups == SageGroups::per_thread ? 8 : 1); }  // of a tile
-  int64_t kv_groups() const { return groups == SageGroups::per_thread ? 4 : 1; }  // of a block
-  int64_t q_group(int64_t row) const;                                             // of a row of a tile
-  int64_t kv_group(int64_t key) const;                                            // of a key of a block
+  int64_t kv_groups() const { return groups == SageGroups::per_thread ? 4 : 1; }                         // of a block
+  int64_t q_group(int64_t row) const;   // of a row of a tile
+  int64_t kv_group(int64_t key) const;  // of a key of a block
 
   float largest_value() const { return accumulator == SageAccumulator::f32 ? 448.0f : 2.25f; }
   // Steps at the end of a list whose logits are scaled before the softmax, not inside it.

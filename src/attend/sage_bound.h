@@ -31,7 +31,7 @@ class SageBound {
 
   // Of O after a step. p: the weights [step_keys] before they are rounded; values [step_keys, dim]; o_before and o: O.
   void add_step(const float* p, const double* values, float alpha, const std::vector<float>& o_before,
-                 const std::vector<float>& o) {
+                const std::vector<float>& o) {
     num_steps_ += 1;
     for (size_t d = 0; d < error_.size(); ++d) {
       error_[d] = static_cast<double>(alpha) * (error_[d] + magnitude(o_before[d]) * kExp2) + magnitude(o[d]) * kStep;

@@ -22,10 +22,10 @@ namespace tilesieve {
 
 namespace {
 
-constexpr int64_t kThreads = 4;     // of a row
+constexpr int64_t kThreads = 4;   // of a row
 constexpr size_t kMaxStep = 128;  // keys
 constexpr size_t kMaxBlocks = 2;  // of a step
-constexpr int64_t kMmaKeys = 32;    // of one product of weights with values
+constexpr int64_t kMmaKeys = 32;  // of one product of weights with values
 constexpr float kLog2E = 1.44269504088896f, kLn2 = 0.693147181f;
 constexpr float kOffset = 8.807f;  // log2 of the largest weight: 2^8.807 is just below 448
 constexpr float kInfinity = std::numeric_limits<float>::infinity();

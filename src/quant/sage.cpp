@@ -43,9 +43,12 @@ float nearest(double x) { return static_cast<float>(x); }
 
 std::string_view name_of(SageKernel kernel) {
   switch (kernel) {
-    case SageKernel::sm89: return "sm89";
-    case SageKernel::sm90: return "sm90";
-    case SageKernel::sm90_sparse: return "sm90_sparse";
+    case SageKernel::sm89:
+      return "sm89";
+    case SageKernel::sm90:
+      return "sm90";
+    case SageKernel::sm90_sparse:
+      return "sm90_sparse";
   }
   return "";
 }
@@ -96,7 +99,8 @@ void check_sage(const Problem& problem, const SageOptions& options, bool has_lis
     fail("problem.head_dim: got {}, Sage's kernels take up to {}", problem.head_dim, kMaxHeadDim);
   }
   if (options.accumulator == SageAccumulator::f16 && options.kernel != SageKernel::sm89) {
-    fail("accumulator: got f16 on {}, whose steps of 128 keys would overflow it; expected f32", name_of(options.kernel));
+    fail("accumulator: got f16 on {}, whose steps of 128 keys would overflow it; expected f32",
+         name_of(options.kernel));
   }
   if (has_list && problem.kv_block_size != options.kv_block()) {
     fail("problem.kv_block_size: got {}, a list for {} is of blocks of {} keys", problem.kv_block_size,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Attention over lists of tiles of 128 queries and 64 keys on a Hopper GPU: the Sage form against the CPU's model within
-// its bound, given the same codes; the bf16 form against float64. Skipped where there is no such GPU.
+// Attention over lists of tiles of 128 queries and 64 keys on a Hopper GPU: the Sage form against the CPU's model
+// within its bound, given the same codes; the bf16 form against float64. Skipped where there is no such GPU.
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -208,7 +208,9 @@ void expect_model(const DenseCase& c, const SageTensors& codes, const TileLists&
 void expect_float64(const DenseCase& c, const TileLists& tiles, Lists kind) {
   const Problem& p = c.problem;
   const Outputs got = run_bf16(c, tiles, kind);
-  const auto number = [](const Tensor& t, int64_t i) { return static_cast<double>(f32_from_bf16(t.as<uint16_t>()[i])); };
+  const auto number = [](const Tensor& t, int64_t i) {
+    return static_cast<double>(f32_from_bf16(t.as<uint16_t>()[i]));
+  };
   double largest = 0, scale = 0;
   for (int64_t row = 0; row < std::ssize(tiles.q_tiles()); ++row) {
     const SageTile& tile = tiles.q_tiles()[static_cast<size_t>(row)];
@@ -258,10 +260,12 @@ constexpr const char* kProblems[] = {
     "hq=1 hkv=1 d=96 q=130 kv=1 causal=0 dtype=bf16 qblock=128 block=64",
     "hq=2 hkv=1 d=40 q=128 kv=2304 causal=0 dtype=bf16 qblock=128 block=64",
     "hq=2 hkv=2 d=128 q=802 causal=0 dtype=bf16 qblock=128 block=64 "
-    "segments=a:1,b:70,c:64,d:1,e:200,f:5,g:333,h:128",
+    "segments=text:1,conditioning:70,reference:5,audio:200,video:526",
 };
 
-int64_t uneven(int64_t row, int64_t all) { return row % 4 == 0 ? std::min<int64_t>(row / 4, all) : row * 7 % (all + 1); }
+int64_t uneven(int64_t row, int64_t all) {
+  return row % 4 == 0 ? std::min<int64_t>(row / 4, all) : row * 7 % (all + 1);
+}
 int64_t everything(int64_t, int64_t all) { return all; }
 
 TEST_F(SparseTiles, SageStaysWithinTheBoundOfTheModel) {

@@ -23,7 +23,8 @@ DenseMaps dense_maps(const DenseTensors& tensors, const DenseArgs& args, int box
     shape.data = rows.data;
     shape.element_bytes = 2;
     shape.rank = 4;
-    shape.sizes[0] = args.head_dim, shape.sizes[1] = tokens, shape.sizes[2] = heads, shape.sizes[3] = args.num_sequences;
+    shape.sizes[0] = args.head_dim, shape.sizes[1] = tokens, shape.sizes[2] = heads,
+    shape.sizes[3] = args.num_sequences;
     shape.stride_bytes[0] = rows.token_stride * 2;
     shape.stride_bytes[1] = rows.head_stride * 2;
     shape.stride_bytes[2] = rows.sequence_stride * 2;

@@ -249,8 +249,7 @@ class SageConsumer {
   }
 
   __device__ void finish(const DenseTile& it, int32_t first_row, const float (&o)[Config::kOutputs]) {
-    const float* v_scale =
-        args_.v_scale + static_cast<int64_t>(it.kv_head) * Config::kHeadDim + threadIdx.x % 4 * 2;
+    const float* v_scale = args_.v_scale + static_cast<int64_t>(it.kv_head) * Config::kHeadDim + threadIdx.x % 4 * 2;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const float d = sum_of_lanes(rows_.d[half]);
@@ -258,9 +257,8 @@ class SageConsumer {
       if (row >= args_.q_len) continue;
       store_sage_row<Config::kHeadDim>(args_, place_of(args_, it, row),
                                        static_cast<int64_t>(it.sequence_head) * args_.q_len + row, half,
-                                       visible_keys(args_, row) > 0, rows_.m[half], d, o, [&](int j) {
-                                         return __ldg(reinterpret_cast<const float2*>(v_scale + 8 * j));
-                                       });
+                                       visible_keys(args_, row) > 0, rows_.m[half], d, o,
+                                       [&](int j) { return __ldg(reinterpret_cast<const float2*>(v_scale + 8 * j)); });
     }
   }
 

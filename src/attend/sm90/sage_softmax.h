@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Pieces of the Sage consumers' softmax: the arithmetic of SageAttention 2 for this chip, operation by operation. Of each
-// thread two rows, row_of_thread() and 8 below; s[4 j + 2 half + i] is key 8 j + 2 (lane % 4) + i.
+// Pieces of the Sage consumers' softmax: the arithmetic of SageAttention 2 for this chip, operation by operation. Of
+// each thread two rows, row_of_thread() and 8 below; s[4 j + 2 half + i] is key 8 j + 2 (lane % 4) + i.
 #pragma once
 
 #include "attend/sm90/dense_tile.h"
@@ -18,7 +18,8 @@ __device__ inline void widen_peaks(float (&peak)[2]) {
 #pragma unroll
   for (int lanes = 1; lanes < 4; lanes *= 2) {
 #pragma unroll
-    for (int half = 0; half < 2; ++half) peak[half] = fmaxf(peak[half], __shfl_xor_sync(0xffffffffu, peak[half], lanes));
+    for (int half = 0; half < 2; ++half)
+      peak[half] = fmaxf(peak[half], __shfl_xor_sync(0xffffffffu, peak[half], lanes));
   }
 }
 
@@ -81,8 +82,8 @@ __device__ inline float sum_of_lanes(float d) {
   return cuda::add_flush(d, __shfl_xor_sync(0xffffffffu, d, 2));
 }
 
-// o and the LSE of one of the thread's rows; d of all lanes. v_scale(j): of channels 8 j + 2 pair and + 1. `shift`: where
-// the row's LSE shift lies.
+// o and the LSE of one of the thread's rows; d of all lanes. v_scale(j): of channels 8 j + 2 pair and + 1. `shift`:
+// where the row's LSE shift lies.
 template <int kHeadDim, int kOutputs, class ValueScale>
 __device__ void store_sage_row(const SageArgs& args, const RowPlace& place, int64_t shift, int half, bool sees, float m,
                                float d, const float (&o)[kOutputs], ValueScale v_scale) {

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // What a sparse Sage kernel is compiled for, how its shared memory lies. Three consumer warpgroups of 64 rows keep a
-// multiprocessor busy, but a tile of queries has two halves: so two of them share one tile, keys and values, and the third
-// takes both halves of another tile, one after the other, with keys and values of its own. Each of these is a crew.
+// multiprocessor busy, but a tile of queries has two halves: so two of them share one tile, keys and values, and the
+// third takes both halves of another tile, one after the other, with keys and values of its own. Each of these is a
+// crew.
 #pragma once
 
 #include "attend/sm90/sage_config.h"

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// A sparse Sage consumer warpgroup: 64 query rows in INT8 stay, pairs of key tiles pass, 128 keys a step. The arithmetic
-// is that of sage_consumer.h, exact form, but for the scales of keys, which each tile of 64 keys has its own; and any
-// step may have a short tile, not the last one alone.
+// A sparse Sage consumer warpgroup: 64 query rows in INT8 stay, pairs of key tiles pass, 128 keys a step. The
+// arithmetic is that of sage_consumer.h, exact form, but for the scales of keys, which each tile of 64 keys has its
+// own; and any step may have a short tile, not the last one alone.
 #pragma once
 
 #include "attend/sm90/sage_softmax.h"
@@ -80,8 +80,7 @@ class SageSparseConsumer {
   }
 
   __device__ void multiply_keys(int32_t (&s)[kScores]) {
-    const uint64_t q = cuda::matrix_descriptor(cuda::shared_address(queries().q),
-                                               Config::kRowBytes);
+    const uint64_t q = cuda::matrix_descriptor(cuda::shared_address(queries().q), Config::kRowBytes);
     const uint64_t k = cuda::matrix_descriptor(cuda::shared_address(stage().k), Config::kRowBytes);
     cuda::barrier_wait(&stage().k_full, ring_.parity());
     cuda::wgmma_fence();
@@ -168,9 +167,8 @@ class SageSparseConsumer {
       const float d = sum_of_lanes(d_[i]);
       const int32_t row = half * kTileRows + row_of_thread() + i * 8;
       if (row >= it.num_rows) continue;
-      store_sage_row<Config::kHeadDim>(
-          args_, it.place_of(args_, row), it.shift + row, i, sees, m_[i], d, o,
-          [&](int j) { return *reinterpret_cast<const float2*>(v_scale + 8 * j); });
+      store_sage_row<Config::kHeadDim>(args_, it.place_of(args_, row), it.shift + row, i, sees, m_[i], d, o,
+                                       [&](int j) { return *reinterpret_cast<const float2*>(v_scale + 8 * j); });
     }
   }
 

@@ -29,8 +29,8 @@ class SageSparseProducer {
       uint64_t* full = &shared_.q_full[q_ring_.stage][kCrew];
       cuda::barrier_wait(&shared_.q_empty[q_ring_.stage][kCrew], q_ring_.parity ^ 1);
       shared_.work[q_ring_.stage][kCrew] = work_of(args_, args_.lists, it, pass, has_keys);
-      cuda::barrier_arrive_expect(
-          full, kHalves * (Config::kQBytes + sizeof(Queries::q_scale) + sizeof(Queries::v_scale)));
+      cuda::barrier_arrive_expect(full,
+                                  kHalves * (Config::kQBytes + sizeof(Queries::q_scale) + sizeof(Queries::v_scale)));
       const int32_t num_slabs = (args_.num_q_slots + kTileRows - 1) / kTileRows;
 #pragma unroll
       for (int half = 0; half < kHalves; ++half) {

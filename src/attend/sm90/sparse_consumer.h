@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// A sparse bf16 consumer warpgroup: half a tile of query rows stays, pairs of key tiles pass, 128 keys a step. The scores
-// of a step are on their way while the values of the one before are weighed, and the softmax runs beside that second
-// product.
+// A sparse bf16 consumer warpgroup: half a tile of query rows stays, pairs of key tiles pass, 128 keys a step. The
+// scores of a step are on their way while the values of the one before are weighed, and the softmax runs beside that
+// second product.
 #pragma once
 
 #include "attend/sm90/dense_softmax.h"
@@ -85,7 +85,8 @@ class SparseConsumer {
     issue_outputs<Config, true>(p, value_operand<Config>(shared_.v[ring.stage]), o);
   }
 
-  // Behind a short tile lie other tokens, and 0 * NaN is NaN. Each warpgroup does it for itself: the zeros are the same.
+  // Behind a short tile lie other tokens, and 0 * NaN is NaN. Each warpgroup does it for itself: the zeros are the
+  // same.
   __device__ void clear_tails(uint8_t* values, SparseRun run) const {
     constexpr int kChunks = Config::kPanelBytes / 16;
 #pragma unroll 1

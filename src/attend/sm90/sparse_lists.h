@@ -20,8 +20,8 @@ struct SparseWork {
   }
 };
 
-// A run of steps, each two tiles of keys: some of whole tiles, then one with a short tile, or none. Consumers that are told
-// at its begin how long it is have a loop without questions. A run ends with the list, or after 16 steps.
+// A run of steps, each two tiles of keys: some of whole tiles, then one with a short tile, or none. Consumers that are
+// told at its begin how long it is have a loop without questions. A run ends with the list, or after 16 steps.
 struct SparseRun {
   static constexpr int32_t kMixed = 1 << 24, kLast = 1 << 25, kSees = 1 << 26;
 
@@ -50,9 +50,12 @@ __device__ inline TileSpan span_of(const TileSpan* spans, int32_t tile, int32_t 
 __device__ inline SparseWork work_of(const DenseArgs& args, const SparseLists& lists, const DenseTile& it, int half,
                                      bool has_keys) {
   const TileSpan span = span_of(lists.q_span, it.first_row / kSparseRows, kSparseRows, args.q_len);
-  return {false,       has_keys,
-          half,        span.length,
-          place_of(args, it, span.first), static_cast<int64_t>(it.sequence_head) * args.q_len + span.first};
+  return {false,
+          has_keys,
+          half,
+          span.length,
+          place_of(args, it, span.first),
+          static_cast<int64_t>(it.sequence_head) * args.q_len + span.first};
 }
 
 // The list of one tile of queries.
@@ -62,8 +65,8 @@ class SparseList {
   __device__ SparseList(const DenseArgs& args, const SparseLists& lists, const DenseTile& it)
       : SparseList(args, lists, it, lists.num_kv_tiles) {
     if (lists.kv_tile == nullptr) return;
-    const int64_t row = static_cast<int64_t>(it.sequence_head / lists.group_size) * lists.num_q_tiles +
-                        it.first_row / kSparseRows;
+    const int64_t row =
+        static_cast<int64_t>(it.sequence_head / lists.group_size) * lists.num_q_tiles + it.first_row / kSparseRows;
     count_ = lists.count == nullptr ? find_end() : min(max(lists.count[row], 0), lists.capacity);
   }
 
@@ -176,7 +179,8 @@ class SparseTask {
         break;
       case 1:
         tile = min(uniform(tile), args_->num_tiles);
-        if (tile < args_->num_tiles) count = SparseList(*args_, *lists_, DenseTile::of(*args_, tile, kSparseRows)).count();
+        if (tile < args_->num_tiles)
+          count = SparseList(*args_, *lists_, DenseTile::of(*args_, tile, kSparseRows)).count();
         break;
       case 2:
         if (tile == args_->num_tiles) break;
