@@ -20,7 +20,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-DOCUMENTS = ("README.md", "docs/cpu.md", "docs/kv-outer.md", "docs/loops.md", "docs/video.md")
+DOCUMENTS = ("README.md", "docs/cpu.md", "docs/kv-outer.md", "docs/loops.md", "docs/sage.md", "docs/video.md")
 BLOCK = re.compile(r"(<!-- bench (\S+) (\S+)(?: (\S+))? -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 COLUMNS = (
     ("kernel", "kernel"),
@@ -36,6 +36,7 @@ COLUMNS = (
     ("fa3-e4m3", "x dense FA3 of e4m3 in time"),
     ("fa4", "x dense FA4 in time"),
     ("flashinfer", "x dense FlashInfer in time"),
+    ("sage2", "x SageAttention 2 in time"),
     ("onednn", "x oneDNN's matmul"),
     ("torch-matmul", "x PyTorch's matmul"),
     ("dense-share", "x its share of dense"),

@@ -4,6 +4,7 @@
 # racecheck reports the hand-over of a stage by one lane for its warp: docs/kv-outer.md says why that is no race.
 set -euo pipefail
 cases='All/PrefillKernels.AgreesWithFloat64/*_d128_b128_g16:*AgreesWithFloat64/*_d64_b64_g4:*NothingToAttend*'
+cases+=':Sage.RowsThatSeeNothing:Sage.StaysWithinTheBoundOfTheModel:Sage.ChannelsOfZeroAndOfInfinity:Sage.CanBeCaptured'
 cases+=':*PrefillHostile.OutOfRangeAndFuture*:*PrefillFamilies*/empty_sequences_*:*PrefillLoops.AgreeWithinRounding*'
 for tool in memcheck synccheck initcheck racecheck; do
   echo "== $tool"

@@ -45,9 +45,12 @@ std::vector<float> rows_of(const TensorView& view, int64_t head, int64_t first, 
 
 DenseProblem::DenseProblem(int64_t num_tokens, int64_t num_heads) : num_tokens_(num_tokens), num_heads_(num_heads) {
   const int64_t count = num_tokens * num_heads * kHeadDim;
-  q_ = random_values(DType::bf16, count, 1);
-  k_ = random_values(DType::bf16, count, 2);
-  v_ = random_values(DType::bf16, count, 3);
+  const auto seed = [&](uint64_t i) {
+    return i * static_cast<uint64_t>(count);
+  };  // numbers of seed + 1 are one further
+  q_ = random_values(DType::bf16, count, seed(0));
+  k_ = random_values(DType::bf16, count, seed(1));
+  v_ = random_values(DType::bf16, count, seed(2));
   o_ = allocate(count * 2);
   offset_kernel<<<2048, 256>>>(static_cast<__nv_bfloat16*>(k_.get()), count, num_heads * kHeadDim, 2.0f);
   check(cudaGetLastError(), "offset");

@@ -5,6 +5,7 @@
 
 #include "tilesieve/attend.h"
 #include "tilesieve/combine.h"
+#include "tilesieve/dense_sm90.h"
 #include "tilesieve/error.h"
 #include "tilesieve/execution.h"
 #include "tilesieve/index_sm90.h"
@@ -17,6 +18,7 @@
 #include "tilesieve/roofline.h"
 #include "tilesieve/route.h"
 #include "tilesieve/sage.h"
+#include "tilesieve/sage_sm90.h"
 #include "tilesieve/sequence.h"
 #include "tilesieve/sparse_prefill_sm90.h"
 #include "tilesieve/tensor.h"

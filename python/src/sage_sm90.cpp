@@ -18,7 +18,7 @@ namespace {
 class SageCall {
  public:
   // `stream` None is the current stream of q's library.
-  SageCall(nb::handle q, nb::handle k, nb::handle v, nb::handle out, nb::handle lse, nb::handle layout,
+  SageCall(nb::handle q, nb::handle k, nb::handle v, nb::handle out, nb::handle lse, nb::handle tensor_layout,
            nb::handle arithmetic, nb::handle causal, nb::handle smooth_k, nb::handle softmax_scale, nb::handle stream)
       : stream_(stream.is_none() ? stream_of(q) : Stream(reinterpret_cast<void*>(nb::cast<intptr_t>(stream)))),
         q_("q", q, Access::read, stream_),
@@ -29,7 +29,8 @@ class SageCall {
     require("q", q_, "bf16 or f16 on a CUDA device");
     require("k", k_, "as q");
     require("v", v_, "as k");
-    options_.layout = sm90::parse_dense_layout(text("layout", layout));
+    options_.layout = renamed("layout", "tensor_layout",
+                              [&] { return sm90::parse_dense_layout(text("tensor_layout", tensor_layout)); });
     options_.arithmetic = sm90::parse_sage_arithmetic(text("arithmetic", arithmetic));
     options_.causal = flag("causal", causal);
     options_.smooth_k = flag("smooth_k", smooth_k);
@@ -71,7 +72,7 @@ void bind_sage(nb::module_& module) {
   nb::class_<SageCall>(module, "SageCall")
       .def(nb::init<nb::handle, nb::handle, nb::handle, nb::handle, nb::handle, nb::handle, nb::handle, nb::handle,
                     nb::handle, nb::handle, nb::handle>(),
-           "q"_any, "k"_any, "v"_any, "out"_any, "lse"_any, "layout"_any, "arithmetic"_any, "causal"_any,
+           "q"_any, "k"_any, "v"_any, "out"_any, "lse"_any, "tensor_layout"_any, "arithmetic"_any, "causal"_any,
            "smooth_k"_any, "softmax_scale"_any, "stream"_any)
       .def_prop_ro("workspace_bytes", &SageCall::workspace_bytes)
       .def("run", &SageCall::run, "workspace"_any);

@@ -490,7 +490,7 @@ def test_cupy_arrays_are_taken() -> None:
 def test_sage_attention_is_near_torch(arithmetic: str, layout: str, shape: tuple[int, ...]) -> None:
     torch.manual_seed(2)
     q, k, v = (torch.randn(shape, device="cuda").bfloat16() for _ in range(3))
-    out, lse = tilesieve.sage_attention(q, k, v, layout=layout, arithmetic=arithmetic, return_lse=True)
+    out, lse = tilesieve.sage_attention(q, k, v, tensor_layout=layout, arithmetic=arithmetic, return_lse=True)
     by_head = [(x.transpose(-2, -3) if layout == "nhd" else x).double() for x in (q, k, v)]
     logits = by_head[0] @ by_head[1].transpose(-1, -2) * shape[-1] ** -0.5
     want, want_lse = logits.softmax(-1) @ by_head[2], logits.logsumexp(-1)

@@ -243,11 +243,11 @@ def test_what_cuda_alone_has_is_refused_on_the_cpu(argument: str) -> None:
 
 @pytest.mark.parametrize(("change", "words"), [
     ({"q": Q}, "q: lies on the CPU, expected an array on a CUDA device"),
-    ({"layout": "dhn"}, "layout: got 'dhn', expected nhd or hnd"),
+    ({"tensor_layout": "dhn"}, "tensor_layout: got 'dhn', expected nhd or hnd"),
     ({"arithmetic": "fast"}, "arithmetic: got 'fast', expected exact or relaxed"),
     ({"k": zeros(300, 3, 64)}, "k: got 3 KV heads for 4 query heads"),
     ({"v": zeros(299, 2, 64)}, r"v: got bf16\[299, 2, 64\]"),
-    ({"layout": "hnd"}, "k: got 300 KV heads for 10 query heads"),
+    ({"tensor_layout": "hnd"}, "k: got 300 KV heads for 10 query heads"),
     ({"softmax_scale": -1.0}, "softmax_scale: got -1"),
     ({"stream": 0, "workspace": None}, "workspace: got None, needed with a stream"),
     ({"out": OUT}, "out: lies on the CPU, expected cuda:0 as q"),

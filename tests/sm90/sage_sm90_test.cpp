@@ -79,7 +79,7 @@ double expect_model(const DenseCase& c) {
   const Tensor o(c.o_dtype, {p.total_q(), p.num_q_heads, p.head_dim}), lse(DType::f32, {p.total_q(), p.num_q_heads});
   const Tensor bound(DType::f32, {p.total_q(), p.num_q_heads, p.head_dim});
   sage_attend_model(p, c.q.view(), tensors, nullptr, {o.view(), lse.view(), bound.view()}, kSm90);
-  double largest = 0;
+  double largest = 0, squares = 0, norm = 0;
   for (int64_t i = 0; i < o.view().num_elements(); ++i) {
     const double error = std::abs(static_cast<double>(number(got.o.view(), i)) - number(o.view(), i));
     const double limit = bound.as<float>()[i];
@@ -89,7 +89,11 @@ double expect_model(const DenseCase& c) {
       return 1;
     }
     if (limit > 0) largest = std::max(largest, error / limit);
+    squares += error * error;
+    norm += std::pow(number(o.view(), i), 2);
   }
+  // Nearly all of it a last bit of bf16; with outputs in f16 what the chip does otherwise shows.
+  EXPECT_LE(std::sqrt(squares), (c.o_dtype == DType::bf16 ? 2.5e-3 : 1e-3) * std::sqrt(norm)) << p.to_line();
   for (int64_t i = 0; i < lse.view().num_elements(); ++i) {
     const float a = got.lse.as<float>()[i], b = lse.as<float>()[i];
     if (a == b) continue;  // infinities
@@ -109,6 +113,7 @@ TEST_F(Sage, StaysWithinTheBoundOfTheModel) {
         "hq=1 hkv=1 d=128 q=1 kv=1 causal=0 dtype=bf16", "hq=3 hkv=3 d=8 q=191 kv=129 causal=0 dtype=f16 scale=0.7"}) {
     DenseCase c = make_dense_case(line, 10 + static_cast<uint32_t>(turn));
     lay_out(c, turn++);
+    c.o_dtype = turn % 2 == 0 ? DType::bf16 : DType::f16;
     largest = std::max(largest, expect_model(c));
   }
   RecordProperty("largest_share_of_bound", fmt::format("{:.3f}", largest));

@@ -11,36 +11,31 @@ namespace tilesieve::sm90 {
 namespace {
 
 template <class Config>
-__global__ void __launch_bounds__(Config::kThreads, 1)
+__global__ void __launch_bounds__(kDenseThreads, 1)
     dense_kernel(const __grid_constant__ DenseMaps maps, const __grid_constant__ DenseArgs args) {
   extern __shared__ __align__(1024) uint8_t raw[];  // nothing else lies in shared memory, so it begins aligned
   DenseShared<Config>& shared = *reinterpret_cast<DenseShared<Config>*>(raw);
-  if (threadIdx.x == 0) init_barriers<Config>(shared);
+  if (threadIdx.x == 0) init_barriers(shared);
   __syncthreads();
   cuda::wait_for_previous();
   cuda::let_next_begin();
-  // The shuffle tells the compiler that the number is the same in all lanes.
-  const int warpgroup = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / 128, 0);
-  if (warpgroup == 0) {
-    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(Config::kOtherRegisters));
-    if (threadIdx.x == 0) dense_produce(shared, maps, args);
-  } else {
-    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(Config::kConsumerRegisters));
-    DenseConsumer<Config>(shared, args, warpgroup - 1).run();
-  }
+  take_roles(
+      [&] {
+        if (threadIdx.x == 0) dense_produce(shared, maps, args);
+      },
+      [&](int consumer) { DenseConsumer<Config>(shared, args, consumer).run(); });
 }
 
 template <class Config>
 void launch(const DenseTensors& tensors, DenseArgs args, int num_sms, void* stream) {
   const DenseMaps maps = dense_maps<Config>(tensors, args, kDenseBlock);
-  args.num_row_tiles = (args.q_len + Config::kRows - 1) / Config::kRows;
-  args.num_tiles = args.num_row_tiles * args.num_q_heads * args.num_sequences;
+  count_tiles(args);
   if (args.num_tiles == 0) return;
   constexpr auto kernel = dense_kernel<Config>;
   static_assert(sizeof(DenseShared<Config>) <= 227 * 1024);
   cuda::allow_shared_bytes("dense attention", kernel, sizeof(DenseShared<Config>));
-  cuda::launch("dense attention", kernel, dim3(static_cast<unsigned>(std::min(num_sms, args.num_tiles))),
-               Config::kThreads, sizeof(DenseShared<Config>), stream, maps, args);
+  cuda::launch("dense attention", kernel, dim3(static_cast<unsigned>(std::min(num_sms, args.num_tiles))), kDenseThreads,
+               sizeof(DenseShared<Config>), stream, maps, args);
 }
 
 }  // namespace

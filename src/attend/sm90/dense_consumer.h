@@ -17,7 +17,7 @@ class DenseConsumer {
 
   __device__ void run() {
     for (int32_t tile = blockIdx.x; tile < args_.num_tiles; tile += gridDim.x) {
-      const DenseTile it = DenseTile::of(args_, tile, Config::kRows);
+      const DenseTile it = DenseTile::of(args_, tile);
       first_row_ = it.first_row + warpgroup_ * kTileRows;
       const int32_t num_blocks = visible_blocks(args_, first_row_, first_row_ + kTileRows);
       const int32_t first_masked = min(visible_keys(args_, first_row_) / kDenseBlock, num_blocks - 1);
@@ -30,7 +30,7 @@ class DenseConsumer {
       release(&shared_.q_empty[q_ring_.stage][warpgroup_]);
       q_ring_.advance();
       finish(it, o);
-      skip_blocks(shared_, visible_blocks(args_, it.first_row, it.first_row + Config::kRows) - num_blocks, ring_);
+      skip_blocks(shared_, visible_blocks(args_, it.first_row, it.first_row + kDenseRows) - num_blocks, ring_);
     }
   }
 

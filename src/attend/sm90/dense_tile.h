@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Dense attention's tiles of query rows: which there are, what they see, and how a thread stores its rows of one.
+// Dense attention's CTA: who does what in it, which tiles of query rows it takes, what these see, and how a thread
+// stores its rows of one.
 #pragma once
 
 #include <cstdint>
@@ -13,13 +14,50 @@ namespace tilesieve::sm90 {
 
 inline constexpr int kDenseBlock = 128;  // keys
 
+// One warpgroup fetches, three compute, each 64 rows.
+inline constexpr int kDenseConsumers = 3;
+inline constexpr int kDenseRows = 64 * kDenseConsumers, kDenseThreads = 128 * (kDenseConsumers + 1);
+
+// The first warpgroup calls produce(), the others consume(number).
+template <int kConsumers = kDenseConsumers, class Produce, class Consume>
+__device__ void take_roles(Produce produce, Consume consume) {
+  constexpr int kConsumerRegisters = kConsumers == 2 ? 240 : 160, kOtherRegisters = kConsumers == 2 ? 24 : 32;
+  constexpr int kThreads = 128 * (kConsumers + 1);
+  static_assert(kConsumers * kConsumerRegisters + kOtherRegisters <= (kConsumers + 1) * (65536 / kThreads / 8 * 8));
+  // The shuffle tells the compiler that the number is the same in all lanes.
+  const int warpgroup = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / 128, 0);
+  if (warpgroup == 0) {
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kOtherRegisters));
+    produce();
+  } else {
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kConsumerRegisters));
+    consume(warpgroup - 1);
+  }
+}
+
+// By one thread. Whoever fetches arrives once, every warp of the consumers that read a stage releases it.
+template <int kConsumers = kDenseConsumers, class Shared>
+__device__ void init_barriers(Shared& shared) {
+  for (auto& of_tile : shared.q_full) {
+    for (uint64_t& barrier : of_tile) cuda::barrier_init(&barrier, 1);
+  }
+  for (auto& of_tile : shared.q_empty) {
+    for (uint64_t& barrier : of_tile) cuda::barrier_init(&barrier, 4);
+  }
+  for (uint64_t& barrier : shared.k_full) cuda::barrier_init(&barrier, 1);
+  for (uint64_t& barrier : shared.v_full) cuda::barrier_init(&barrier, 1);
+  for (uint64_t& barrier : shared.k_empty) cuda::barrier_init(&barrier, 4 * kConsumers);
+  for (uint64_t& barrier : shared.v_empty) cuda::barrier_init(&barrier, 4 * kConsumers);
+  cuda::fence_barrier_init();
+}
+
 // A tile of query rows of one head, and how many blocks its last row sees.
 struct DenseTile {
   int32_t sequence_head;  // sequence * num_q_heads + head
   int32_t kv_head;        // sequence * num_kv_heads + head
   int32_t first_row;
 
-  static __device__ DenseTile of(const DenseArgs& args, int32_t tile, int32_t rows) {
+  static __device__ DenseTile of(const DenseArgs& args, int32_t tile, int32_t rows = kDenseRows) {
     DenseTile it;
     if (args.causal) {  // the long ones first, of all heads
       const int32_t heads = args.num_tiles / args.num_row_tiles;
@@ -34,6 +72,12 @@ struct DenseTile {
     return it;
   }
 };
+
+// How many there are.
+inline void count_tiles(DenseArgs& args) {
+  args.num_row_tiles = (args.q_len + kDenseRows - 1) / kDenseRows;
+  args.num_tiles = args.num_row_tiles * args.num_q_heads * args.num_sequences;
+}
 
 // Keys that a row sees.
 __device__ inline int32_t visible_keys(const DenseArgs& args, int32_t row) {

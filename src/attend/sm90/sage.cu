@@ -13,38 +13,20 @@ namespace tilesieve::sm90 {
 namespace {
 
 template <class Config>
-__global__ void __launch_bounds__(Config::kThreads, 1)
+__global__ void __launch_bounds__(kDenseThreads, 1)
     sage_kernel(const __grid_constant__ CUtensorMap q_map, const __grid_constant__ CUtensorMap k_map,
                 const __grid_constant__ CUtensorMap v_map, const __grid_constant__ SageArgs args) {
   extern __shared__ __align__(1024) uint8_t raw[];  // nothing else lies in shared memory, so it begins aligned
   SageShared<Config>& shared = *reinterpret_cast<SageShared<Config>*>(raw);
-  if (threadIdx.x == 0) {
-    for (int i = 0; i < Config::kQStages; ++i) {
-      for (int c = 0; c < kSageConsumers; ++c) {
-        cuda::barrier_init(&shared.q_full[i][c], 1);
-        cuda::barrier_init(&shared.q_empty[i][c], 4);
-      }
-    }
-    for (int i = 0; i < Config::kStages; ++i) {
-      cuda::barrier_init(&shared.k_full[i], 1);
-      cuda::barrier_init(&shared.v_full[i], 1);
-      cuda::barrier_init(&shared.k_empty[i], 4 * kSageConsumers);
-      cuda::barrier_init(&shared.v_empty[i], 4 * kSageConsumers);
-    }
-    cuda::fence_barrier_init();
-  }
+  if (threadIdx.x == 0) init_barriers(shared);
   __syncthreads();
   cuda::wait_for_previous();
   cuda::let_next_begin();
-  // The shuffle tells the compiler that the number is the same in all lanes.
-  const int warpgroup = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / 128, 0);
-  if (warpgroup == 0) {
-    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(Config::kOtherRegisters));
-    if (threadIdx.x == 0) sage_produce(shared, q_map, k_map, v_map, args);
-  } else {
-    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(Config::kConsumerRegisters));
-    SageConsumer<Config>(shared, args, warpgroup - 1).run();
-  }
+  take_roles(
+      [&] {
+        if (threadIdx.x == 0) sage_produce(shared, q_map, k_map, v_map, args);
+      },
+      [&](int consumer) { SageConsumer<Config>(shared, args, consumer).run(); });
 }
 
 template <class Config>
@@ -55,13 +37,12 @@ void launch(SageArgs args, int num_sms, void* stream) {
   const SageMaps maps = {sage_map("q", args.q, d, args.q_len, heads, Config::kHeadDim, kTileRows),
                          sage_map("k", args.k, d, args.kv_len, kv_heads, Config::kHeadDim, kDenseBlock),
                          sage_map("v", args.v, padded, d, kv_heads, kDenseBlock, Config::kHeadDim)};
-  args.num_row_tiles = (args.q_len + Config::kRows - 1) / Config::kRows;
-  args.num_tiles = static_cast<int32_t>(args.num_row_tiles * heads);
+  count_tiles(args);
   if (args.num_tiles == 0) return;
   constexpr auto kernel = sage_kernel<Config>;
   static_assert(sizeof(SageShared<Config>) <= 227 * 1024);
   cuda::allow_shared_bytes("sage", kernel, sizeof(SageShared<Config>));
-  cuda::launch("sage", kernel, dim3(static_cast<unsigned>(std::min(num_sms, args.num_tiles))), Config::kThreads,
+  cuda::launch("sage", kernel, dim3(static_cast<unsigned>(std::min(num_sms, args.num_tiles))), kDenseThreads,
                sizeof(SageShared<Config>), stream, maps.q, maps.k, maps.v, args);
 }
 

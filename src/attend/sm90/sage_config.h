@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a dense Sage kernel is compiled for, how its shared memory lies. A CTA owns one tile
-// of query rows at a time, 64 for each consumer warpgroup; all keys and values of the head stream past, 128 a block.
+// What a dense Sage kernel is compiled for, and how its shared memory lies. A CTA owns 192 query rows at a time, 64 for
+// each consumer warpgroup, of whose 160 registers a thread S, or the sums of a block, and O take 128. All keys and
+// values of the head stream past, 128 a block.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -17,8 +18,6 @@ namespace tilesieve::sm90 {
 inline constexpr int kSageKeyScales = 4;     // of a block: keys 8 n + 2 t and + 1 share scale t, a lane's own keys
 inline constexpr int kSageQueryScales = 32;  // of 64 rows: rows 16 w + r and + 8 share scale 8 w + r, a lane's own rows
 
-inline constexpr int kSageConsumers = 3;  // warpgroups: S, or the sums of a block, and O are 128 registers of 160
-
 // Of the relaxed form, see sage_consumer.h: of how many blocks the tensor cores keep the sum. 16 are 3 % faster, but of
 // values with an offset of half their deviation the error is then 0.012, not 0.006.
 inline constexpr int kSageNearBlocks = 8;
@@ -27,12 +26,6 @@ template <int HeadDim, bool kRelaxedSums, int Stages, int QStages>
 struct SageConfig {
   static constexpr int kHeadDim = HeadDim, kStages = Stages, kQStages = QStages;
   static constexpr bool kRelaxed = kRelaxedSums;
-  static constexpr int kRows = kTileRows * kSageConsumers;
-  static constexpr int kThreads = 128 * (kSageConsumers + 1);
-  static constexpr int kConsumerRegisters = 160, kOtherRegisters = 32;
-  static_assert(kSageConsumers * kConsumerRegisters + kOtherRegisters <=
-                (kSageConsumers + 1) * (65536 / kThreads / 8 * 8));
-
   static constexpr int kRowBytes = HeadDim;  // of q and k; the width of their swizzle
   static constexpr int kQBytes = kTileRows * kRowBytes, kKBytes = kDenseBlock * kRowBytes;
   static constexpr int kVBytes = HeadDim * kDenseBlock;  // transposed: a row of 128 keys for each channel
@@ -43,11 +36,11 @@ template <class Config>
 struct alignas(1024) SageShared {
   alignas(1024) uint8_t k[Config::kStages][Config::kKBytes];
   alignas(1024) uint8_t v[Config::kStages][Config::kVBytes];
-  alignas(1024) uint8_t q[Config::kQStages][kSageConsumers][Config::kQBytes];
+  alignas(1024) uint8_t q[Config::kQStages][kDenseConsumers][Config::kQBytes];
   // Of the relaxed form: sums over many blocks, each thread's own.
-  float4 far[kSageConsumers][Config::kRelaxed ? Config::kOutputs / 4 : 1][128];
+  float4 far[kDenseConsumers][Config::kRelaxed ? Config::kOutputs / 4 : 1][128];
   alignas(16) float k_scale[Config::kStages][kSageKeyScales];
-  uint64_t q_full[Config::kQStages][kSageConsumers], q_empty[Config::kQStages][kSageConsumers];
+  uint64_t q_full[Config::kQStages][kDenseConsumers], q_empty[Config::kQStages][kDenseConsumers];
   uint64_t k_full[Config::kStages], k_empty[Config::kStages];
   uint64_t v_full[Config::kStages], v_empty[Config::kStages];
 };

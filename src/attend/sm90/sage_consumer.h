@@ -24,7 +24,7 @@ class SageConsumer {
 
   __device__ void run() {
     for (int32_t tile = blockIdx.x; tile < args_.num_tiles; tile += gridDim.x) {
-      const DenseTile it = DenseTile::of(args_, tile, Config::kRows);
+      const DenseTile it = DenseTile::of(args_, tile);
       const int32_t first_row = it.first_row + warpgroup_ * kTileRows;
       begin(it, first_row);
       const int32_t num_blocks = visible_blocks(args_, first_row, first_row + kTileRows);
@@ -40,7 +40,7 @@ class SageConsumer {
       release(&shared_.q_empty[q_ring_.stage][warpgroup_]);
       q_ring_.advance();
       finish(it, first_row, o);
-      skip_blocks(shared_, visible_blocks(args_, it.first_row, it.first_row + Config::kRows) - num_blocks, ring_);
+      skip_blocks(shared_, visible_blocks(args_, it.first_row, it.first_row + kDenseRows) - num_blocks, ring_);
     }
   }
 

@@ -14,9 +14,9 @@ __device__ void sage_produce(SageShared<Config>& shared, const CUtensorMap& q_ma
   Ring<Config::kStages> ring;
   Ring<Config::kQStages> q_ring;
   for (int32_t tile = blockIdx.x; tile < args.num_tiles; tile += gridDim.x) {
-    const DenseTile it = DenseTile::of(args, tile, Config::kRows);
-    const int32_t num_blocks = visible_blocks(args, it.first_row, it.first_row + Config::kRows);
-    for (int c = 0; c < kSageConsumers; ++c) {
+    const DenseTile it = DenseTile::of(args, tile);
+    const int32_t num_blocks = visible_blocks(args, it.first_row, it.first_row + kDenseRows);
+    for (int c = 0; c < kDenseConsumers; ++c) {
       cuda::barrier_wait(&shared.q_empty[q_ring.stage][c], q_ring.parity ^ 1);
       uint64_t* full = &shared.q_full[q_ring.stage][c];
       cuda::barrier_arrive_expect(full, Config::kQBytes);

@@ -13,14 +13,14 @@ namespace tilesieve::sm90 {
 namespace {
 
 template <class Config>
-__global__ void __launch_bounds__(Config::kThreads, 1)
+__global__ void __launch_bounds__(kDenseThreads, 1)
     sage_sparse_kernel(const __grid_constant__ SageMaps maps, const __grid_constant__ SageSparseArgs args) {
   extern __shared__ __align__(1024) uint8_t raw[];  // nothing else lies in shared memory, so it begins aligned
   SageSparseShared<Config>& shared = *reinterpret_cast<SageSparseShared<Config>*>(raw);
   if (threadIdx.x == 0) {
     const auto warps_of = [](int crew) { return crew == 0 ? 8u : 4u; };
     for (int i = 0; i < 2; ++i) {
-      for (int crew = 0; crew < Config::kCrews; ++crew) {
+      for (int crew = 0; crew < kSageCrews; ++crew) {
         cuda::barrier_init(&shared.q_full[i][crew], 1);
         cuda::barrier_init(&shared.q_empty[i][crew], warps_of(crew));
       }
@@ -37,19 +37,15 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   __syncthreads();
   cuda::wait_for_previous();
   cuda::let_next_begin();
-  // The shuffle tells the compiler that the number is the same in all lanes.
-  const int warpgroup = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / 128, 0);
-  if (warpgroup == 0) {
-    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(Config::kOtherRegisters));
-    if (threadIdx.x < 32) {
-      SageSparseProducer<Config, 0>(shared, maps, args).run();
-    } else if (Config::kCrews > 1 && threadIdx.x < 64) {
-      SageSparseProducer<Config, 1>(shared, maps, args).run();
-    }
-  } else {
-    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(Config::kConsumerRegisters));
-    SageSparseConsumer<Config>(shared, args, warpgroup - 1).run();
-  }
+  take_roles(
+      [&] {
+        if (threadIdx.x < 32) {
+          SageSparseProducer<Config, 0>(shared, maps, args).run();
+        } else if (threadIdx.x < 64) {
+          SageSparseProducer<Config, 1>(shared, maps, args).run();
+        }
+      },
+      [&](int consumer) { SageSparseConsumer<Config>(shared, args, consumer).run(); });
 }
 
 template <class Config>
@@ -68,7 +64,7 @@ void launch(SageSparseArgs args, int num_sms, void* stream) {
   constexpr auto kernel = sage_sparse_kernel<Config>;
   static_assert(sizeof(SageSparseShared<Config>) <= 227 * 1024);
   cuda::allow_shared_bytes("sparse sage", kernel, sizeof(SageSparseShared<Config>));
-  cuda::launch("sparse sage", kernel, dim3(static_cast<unsigned>(std::min(num_sms, args.num_tiles))), Config::kThreads,
+  cuda::launch("sparse sage", kernel, dim3(static_cast<unsigned>(std::min(num_sms, args.num_tiles))), kDenseThreads,
                sizeof(SageSparseShared<Config>), stream, maps, args);
 }
 

@@ -10,13 +10,12 @@
 
 namespace tilesieve::sm90 {
 
+inline constexpr int kSageCrews = 2;
+
 template <int HeadDim, int PairStages, int LoneStages>
 struct SageSparseConfig {
   static constexpr int kHeadDim = HeadDim;
-  static constexpr int kConsumers = LoneStages == 0 ? 2 : 3, kCrews = kConsumers - 1;
   static constexpr int kPairStages = PairStages, kStages = PairStages + LoneStages;
-  static constexpr int kThreads = 128 * (kConsumers + 1);
-  static constexpr int kConsumerRegisters = kConsumers == 2 ? 240 : 160, kOtherRegisters = kConsumers == 2 ? 24 : 32;
 
   static constexpr int kRowBytes = HeadDim;  // of q and k; the width of their swizzle
   static constexpr int kQBytes = kTileRows * kRowBytes, kKBytes = kSparseKeys * kRowBytes;
@@ -44,9 +43,9 @@ struct alignas(1024) SageSparseQueries {
 template <class Config>
 struct alignas(1024) SageSparseShared {
   SageSparseStage<Config> stage[Config::kStages];
-  SageSparseQueries<Config> queries[Config::kConsumers * 2];  // of each consumer for this tile and for the next
-  SparseWork work[2][Config::kCrews];
-  uint64_t q_full[2][Config::kCrews], q_empty[2][Config::kCrews];
+  SageSparseQueries<Config> queries[kDenseConsumers * 2];  // of each consumer for this tile and for the next
+  SparseWork work[2][kSageCrews];
+  uint64_t q_full[2][kSageCrews], q_empty[2][kSageCrews];
 };
 
 // Where a crew stands among its own stages, and by them which crew it is. In one register, since consumers have none to

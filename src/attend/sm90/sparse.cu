@@ -13,23 +13,19 @@ namespace tilesieve::sm90 {
 namespace {
 
 template <class Config>
-__global__ void __launch_bounds__(Config::kThreads, 1)
+__global__ void __launch_bounds__(kSparseThreads, 1)
     sparse_kernel(const __grid_constant__ DenseMaps maps, const __grid_constant__ SparseArgs args) {
   extern __shared__ __align__(1024) uint8_t raw[];  // nothing else lies in shared memory, so it begins aligned
   SparseShared<Config>& shared = *reinterpret_cast<SparseShared<Config>*>(raw);
-  if (threadIdx.x == 0) init_barriers<Config>(shared);
+  if (threadIdx.x == 0) init_barriers<kSparseConsumers>(shared);
   __syncthreads();
   cuda::wait_for_previous();
   cuda::let_next_begin();
-  // The shuffle tells the compiler that the number is the same in all lanes.
-  const int warpgroup = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / 128, 0);
-  if (warpgroup == 0) {
-    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(Config::kOtherRegisters));
-    if (threadIdx.x < 32) SparseProducer<Config>(shared, maps, args).run();
-  } else {
-    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(Config::kConsumerRegisters));
-    SparseConsumer<Config>(shared, args, warpgroup - 1).run();
-  }
+  take_roles<kSparseConsumers>(
+      [&] {
+        if (threadIdx.x < 32) SparseProducer<Config>(shared, maps, args).run();
+      },
+      [&](int consumer) { SparseConsumer<Config>(shared, args, consumer).run(); });
 }
 
 template <class Config>
@@ -41,9 +37,10 @@ void launch(const DenseTensors& tensors, SparseArgs args, int num_sms, void* str
   cuda::check(cudaMemsetAsync(args.lists.next_tile, 0, sizeof(int32_t), static_cast<cudaStream_t>(stream)),
               "sparse attention");
   constexpr auto kernel = sparse_kernel<Config>;
+  static_assert(sizeof(SparseShared<Config>) <= 227 * 1024);
   cuda::allow_shared_bytes("sparse attention", kernel, sizeof(SparseShared<Config>));
   cuda::launch("sparse attention", kernel, dim3(static_cast<unsigned>(std::min(num_sms, args.num_tiles))),
-               Config::kThreads, sizeof(SparseShared<Config>), stream, maps, args);
+               kSparseThreads, sizeof(SparseShared<Config>), stream, maps, args);
 }
 
 }  // namespace

@@ -20,11 +20,11 @@ class SparseProducer {
   __device__ void begin(const DenseTile& it, int pass, bool has_keys) {
     if (is_first_lane()) {
       const int32_t token = span_of(args_.lists.q_span, it.first_row / kSparseRows, kSparseRows, args_.q_len).first;
-      for (int c = 0; c < Config::kNumConsumers; ++c) {
+      for (int c = 0; c < kSparseConsumers; ++c) {
         cuda::barrier_wait(&shared_.q_empty[q_ring_.stage][c], q_ring_.parity ^ 1);
       }
       shared_.work[q_ring_.stage] = work_of(args_, args_.lists, it, pass, has_keys);
-      for (int c = 0; c < Config::kNumConsumers; ++c) {
+      for (int c = 0; c < kSparseConsumers; ++c) {
         fetch_rows<Config>(shared_.q[q_ring_.stage][c], kTileRows, maps_.q, &shared_.q_full[q_ring_.stage][c],
                            token + c * kTileRows, it.sequence_head % args_.num_q_heads, sequence_of(it));
       }
@@ -47,11 +47,11 @@ class SparseProducer {
 
   __device__ void end() {
     if (is_first_lane()) {
-      for (int c = 0; c < Config::kNumConsumers; ++c) {
+      for (int c = 0; c < kSparseConsumers; ++c) {
         cuda::barrier_wait(&shared_.q_empty[q_ring_.stage][c], q_ring_.parity ^ 1);
       }
       shared_.work[q_ring_.stage].is_end = true;
-      for (int c = 0; c < Config::kNumConsumers; ++c) cuda::barrier_arrive(&shared_.q_full[q_ring_.stage][c]);
+      for (int c = 0; c < kSparseConsumers; ++c) cuda::barrier_arrive(&shared_.q_full[q_ring_.stage][c]);
     }
   }
 
