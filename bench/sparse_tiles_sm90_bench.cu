@@ -34,8 +34,8 @@ struct Size {
   std::vector<int64_t> kept;  // tiles of each list
   int64_t num_q_tiles() const { return ceil_div(tokens, sm90::kSparseRows); }
   int64_t num_kv_tiles() const { return ceil_div(tokens, sm90::kSparseKeys); }
-  double flop(int64_t tiles) const {  // the last tile is short, and so is its share
-    return 4.0 * kDim * static_cast<double>(heads * tokens) * std::min(static_cast<double>(tiles * 64), double(tokens));
+  double flop(int64_t tiles) const {  // of whole tiles
+    return 4.0 * kDim * static_cast<double>(heads * tokens * tiles * sm90::kSparseKeys);
   }
 };
 
