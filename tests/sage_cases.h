@@ -25,13 +25,15 @@ inline std::vector<SageOptions> all_options() {
       all.push_back({SageKernel::sm89, groups, SageAccumulator::f32, smooth});
       all.push_back({SageKernel::sm89, groups, SageAccumulator::f16, smooth});
       all.push_back({SageKernel::sm90, groups, SageAccumulator::f32, smooth});
+      all.push_back({SageKernel::sm90_sparse, groups, SageAccumulator::f32, smooth});
     }
   }
   return all;
 }
 
-inline int64_t block_of(const SageOptions& o) { return o.kernel == SageKernel::sm89 ? 64 : 128; }
-inline int64_t tile_of(const SageOptions& o) { return o.kernel == SageKernel::sm89 ? 128 : 64; }
+inline int64_t block_of(const SageOptions& o) { return o.kernel == SageKernel::sm90 ? 128 : 64; }
+inline int64_t tile_of(const SageOptions& o) { return o.kernel == SageKernel::sm90 ? 64 : 128; }
+inline int64_t slab_of(const SageOptions& o) { return o.kernel == SageKernel::sm89 ? 32 : 16; }
 
 inline Output run_model(const Case& c, const SageOptions& options, const BlockIndex* lists, DType o_dtype = DType::f32,
                         const Execution& execution = {}) {

@@ -48,7 +48,7 @@ int64_t num_tiles(const std::vector<Stand>& all) { return all.empty() ? 0 : all.
 
 // The number of a token's group inside its tile, from the tables of both kernels.
 int64_t q_group(const SageOptions& o, int64_t row) {
-  const int64_t rows_of_slab = o.kernel == SageKernel::sm89 ? 32 : 16;
+  const int64_t rows_of_slab = slab_of(o);
   return o.groups == SageGroups::per_warp ? row / rows_of_slab : row / rows_of_slab * 8 + row % 8;
 }
 int64_t k_group(const SageOptions& o, int64_t key) {
@@ -109,10 +109,11 @@ float round_f32(DType dtype, float x) { return static_cast<float>(rounded_to(dty
 void expect_quantised(const Case& c, const SageOptions& o, const SageTensors& got) {
   SCOPED_TRACE(text_of(o) + " | " + c.problem.to_line());
   const Problem& p = c.problem;
-  const int64_t q_tile = o.kernel == SageKernel::sm89 ? 128 : 64, block = o.kernel == SageKernel::sm89 ? 64 : 128;
+  const int64_t q_tile = tile_of(o), block = block_of(o);
   const std::vector<Stand> q_stands = stands(p, p.q_lens, q_tile), k_stands = stands(p, p.kv_lens, block);
   const Number q_number = [&](int64_t t, int64_t h, int64_t d) -> float { return c.q.at(t, h, d); };
-  const int64_t q_groups = o.groups == SageGroups::per_thread ? 32 : 4, k_groups = q_groups / 8 == 0 ? 1 : 4;
+  const bool per_thread = o.groups == SageGroups::per_thread;
+  const int64_t q_groups = q_tile / slab_of(o) * (per_thread ? 8 : 1), k_groups = per_thread ? 4 : 1;
   expect_int8(p, o, got.q, p.num_q_heads, q_stands, q_tile, q_groups, q_group, q_number);
 
   ASSERT_EQ(got.k_mean.view().data != nullptr, o.smooth_k);

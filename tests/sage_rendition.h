@@ -93,54 +93,70 @@ class Rendition {
       float m = -5000000.0f, d[4] = {1, 1, 1, 1};
       std::vector<float> acc(static_cast<size_t>(dim()), 0.0f);
       int64_t position = 0, seen = 0;
+      std::vector<Part> parts;
+      bool pre = false;
       for (int32_t b : t.picks) {
         const int64_t begin = t.blocks[static_cast<size_t>(b)], end = t.blocks[static_cast<size_t>(b) + 1];
-        bool pre = position++ >= std::ssize(t.picks) - (o_.kernel == SageKernel::sm89 ? 2 : 1);
+        const int64_t left = std::ssize(t.picks) - ++position;
+        if (o_.kernel != SageKernel::sm90_sparse) pre |= left < (o_.kernel == SageKernel::sm89 ? 2 : 1);
         for (int64_t i = 0; i < block_of(o_); ++i) pre |= begin + i >= end || begin + i >= visible(t.row_begin);
         const int64_t limit = std::min(end, visible(row)) - begin;
         seen += std::max<int64_t>(0, limit);
-        step(t.head, tile_id, place, t.first_block + b, limit, pre, m, d, acc);
+        parts.push_back({t.first_block + b, limit});
+        if (o_.kernel == SageKernel::sm90_sparse && parts.size() == 1) {  // waits for the next
+          if (left > 0) continue;
+          parts.push_back({t.first_block + b, 0});
+          pre = true;
+        }
+        step(t.head, tile_id, place, parts, pre, m, d, acc);
+        parts.clear();
+        pre = false;
       }
       write(t, row, seen, m, d, acc);
     }
   }
 
-  void step(int64_t h, int64_t tile_id, int64_t place, int64_t block, int64_t limit, bool pre, float& m, float* d,
+  // A block of a step, and how many of its keys the row sees.
+  struct Part {
+    int64_t block, limit;
+  };
+
+  void step(int64_t h, int64_t tile_id, int64_t place, const std::vector<Part>& parts, bool pre, float& m, float* d,
             std::vector<float>& acc) const {
-    const int64_t kv = h / p_.group_size(), size = block_of(o_);
+    const int64_t kv = h / p_.group_size(), size = block_of(o_) * std::ssize(parts);
     const bool per_thread = o_.groups == SageGroups::per_thread;
-    const int64_t rows_of_slab = tile_of(o_) / 4, slab = tile_id * 4 + place / rows_of_slab;
+    const int64_t slab = (tile_id * tile_of(o_) + place) / slab_of(o_);
     const float q_scale =
         t_.q.scale.as<float>()[h * t_.q.scale.view().sizes[1] + (per_thread ? slab * 8 + place % 8 : slab)];
     const float sigma = static_cast<float>(p_.scale()) * 1.44269504088896f;
     std::vector<float> y(static_cast<size_t>(size)), p(y.size()), by(y.size());
-    float most[4] = {-std::numeric_limits<float>::infinity(), -std::numeric_limits<float>::infinity(),
-                     -std::numeric_limits<float>::infinity(), -std::numeric_limits<float>::infinity()},
-          factor[4] = {};
+    std::vector<float> most(static_cast<size_t>(4 * parts.size()), -std::numeric_limits<float>::infinity()),
+        factor(most.size());
+    const auto of = [&](int64_t n) { return static_cast<size_t>(n / block_of(o_) * 4 + n % 8 / 2); };
     for (int64_t n = 0; n < size; ++n) {
-      const int64_t t = n % 8 / 2;
+      const int64_t t = n % 8 / 2, block = parts[static_cast<size_t>(n / block_of(o_))].block, u = n % block_of(o_);
       const float k_scale =
           t_.k.scale.as<float>()[kv * t_.k.scale.view().sizes[1] + (per_thread ? block * 4 + t : block)];
       const float delta = flush(q_scale * k_scale);
       int64_t s = 0;
       for (int64_t c = 0; c < dim(); ++c) {
         s += t_.q.codes.as<int8_t>()[h * t_.q.codes.view().strides[0] + (tile_id * tile_of(o_) + place) * dim() + c] *
-             t_.k.codes.as<int8_t>()[kv * t_.k.codes.view().strides[0] + (block * size + n) * dim() + c];
+             t_.k.codes.as<int8_t>()[kv * t_.k.codes.view().strides[0] + (block * block_of(o_) + u) * dim() + c];
       }
-      factor[t] = pre ? sigma : flush(sigma * delta);
+      factor[of(n)] = pre ? sigma : flush(sigma * delta);
       float x = static_cast<float>(s);
       if (pre) x = flush(x * delta);
-      if (n >= limit) x = -5000000.0f;
+      if (u >= parts[static_cast<size_t>(n / block_of(o_))].limit) x = -5000000.0f;
       y[static_cast<size_t>(n)] = x;
-      most[t] = std::fmax(most[t], x);
+      most[of(n)] = std::fmax(most[of(n)], x);
     }
     float next = m;
-    for (int t = 0; t < 4; ++t) next = std::fmax(next, flush(std::fma(most[t], factor[t], -8.807f)));
+    for (size_t i = 0; i < most.size(); ++i) next = std::fmax(next, flush(std::fma(most[i], factor[i], -8.807f)));
     const float alpha = flush(chip_.exp2(m - next));
     m = next;
     for (int64_t n = 0; n < size; ++n) {
       const size_t i = static_cast<size_t>(n);
-      p[i] = flush(chip_.exp2(flush(std::fma(y[i], factor[n % 8 / 2], -m))));
+      p[i] = flush(chip_.exp2(flush(std::fma(y[i], factor[of(n)], -m))));
     }
     for (int64_t t = 0; t < 4; ++t) {
       for (int64_t f = 0; f < size / 16; ++f) {
@@ -152,15 +168,15 @@ class Rendition {
     std::vector<double> weights;
     for (float x : p) weights.push_back(e4m3_numbers()[encode(DType::f8_e4m3, static_cast<double>(x))]);
     for (int64_t c = 0; c < dim(); ++c) {
-      acc[static_cast<size_t>(c)] = flush(std::fma(acc[static_cast<size_t>(c)], alpha, product(kv, block, c, weights)));
+      acc[static_cast<size_t>(c)] = flush(std::fma(acc[static_cast<size_t>(c)], alpha, product(kv, parts, c, weights)));
     }
   }
 
-  // Of the weights of a block and a channel of its values.
-  float product(int64_t kv, int64_t block, int64_t c, const std::vector<double>& weights) const {
+  // Of the weights of a step and a channel of its values.
+  float product(int64_t kv, const std::vector<Part>& parts, int64_t c, const std::vector<double>& weights) const {
     static constexpr int kSlots[16] = {0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15};
     const TensorView& v = t_.v.codes.view();
-    const uint8_t* codes = v.as<uint8_t>() + kv * v.strides[0] + c * v.strides[1] + block * block_of(o_);
+    const uint8_t* codes = v.as<uint8_t>() + kv * v.strides[0] + c * v.strides[1];
     const bool half = o_.accumulator == SageAccumulator::f16;
     double sum = 0;
     int64_t exact = 0;  // in units of 2^-18
@@ -168,7 +184,11 @@ class Rendition {
       std::vector<double> terms = {sum};
       bool is_number = true;
       for (size_t n = first; n < first + 32; ++n) {
-        const uint8_t v_code = codes[n / 16 * 16 + static_cast<size_t>(kSlots[n % 16])];
+        const size_t size = static_cast<size_t>(block_of(o_));
+        const Part& part = parts[n / size];
+        if (part.limit <= 0) continue;  // nothing there, or weights of 0
+        const uint8_t v_code =
+            codes[static_cast<size_t>(part.block) * size + n % size / 16 * 16 + static_cast<size_t>(kSlots[n % 16])];
         const double x = weights[n] * e4m3_numbers()[v_code];
         is_number &= !std::isnan(x);
         terms.push_back(x);

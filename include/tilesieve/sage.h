@@ -17,9 +17,12 @@
 
 namespace [[gnu::visibility("default")]] tilesieve {
 
-// Whose structure: tiles of 128 queries in slabs of 32 and blocks of 64 keys; tiles of 64 in slabs of 16, blocks of
-// 128.
-enum class SageKernel : uint8_t { sm89, sm90 };
+// Whose structure.
+//   sm89         tiles of 128 queries in slabs of 32, blocks of 64 keys
+//   sm90         tiles of 64 in slabs of 16, blocks of 128
+//   sm90_sparse  our own for lists on Hopper: tiles of 128 in slabs of 16, blocks of 64. Two that follow one another in
+//                the list share a step, whose weights are multiplied with values together; an odd last one has its own
+enum class SageKernel : uint8_t { sm89, sm90, sm90_sparse };
 
 // Numbers that share an INT8 scale.
 //   per_thread  queries of a slab of equal number mod 8; keys of a block of equal (number mod 8) / 2. Rounds half away
@@ -46,18 +49,20 @@ struct SageOptions {
   bool smooth_k = true;  // take the mean key of a sequence off its keys
 
   // Tokens.
-  int64_t q_tile() const { return kernel == SageKernel::sm89 ? 128 : 64; }
-  int64_t q_slab() const { return q_tile() / 4; }
-  int64_t kv_block() const { return kernel == SageKernel::sm89 ? 64 : 128; }
+  int64_t q_tile() const { return kernel == SageKernel::sm90 ? 64 : 128; }
+  int64_t q_slab() const { return kernel == SageKernel::sm89 ? 32 : 16; }
+  int64_t kv_block() const { return kernel == SageKernel::sm90 ? 128 : 64; }
+  int64_t step_blocks() const { return kernel == SageKernel::sm90_sparse ? 2 : 1; }
+  int64_t step_keys() const { return kv_block() * step_blocks(); }
 
-  int64_t q_groups() const { return groups == SageGroups::per_thread ? 32 : 4; }  // of a tile
-  int64_t kv_groups() const { return groups == SageGroups::per_thread ? 4 : 1; }  // of a block
-  int64_t q_group(int64_t row) const;                                             // of a row of a tile
-  int64_t kv_group(int64_t key) const;                                            // of a key of a block
+  int64_t q_groups() const { return q_tile() / q_slab() * (groups == SageGroups::per_thread ? 8 : 1); }  // of a tile
+  int64_t kv_groups() const { return groups == SageGroups::per_thread ? 4 : 1; }                         // of a block
+  int64_t q_group(int64_t row) const;   // of a row of a tile
+  int64_t kv_group(int64_t key) const;  // of a key of a block
 
   float largest_value() const { return accumulator == SageAccumulator::f32 ? 448.0f : 2.25f; }
-  // Blocks at the end of a list whose logits are scaled before the softmax, not inside it.
-  int64_t num_prescaled() const { return kernel == SageKernel::sm89 ? 2 : 1; }
+  // Steps at the end of a list whose logits are scaled before the softmax, not inside it.
+  int64_t num_prescaled() const { return kernel == SageKernel::sm89 ? 2 : kernel == SageKernel::sm90 ? 1 : 0; }
 };
 
 // What the chip approximates. The defaults are IEEE, exp2 and log2 the nearest to float64's. The last three never see a

@@ -10,7 +10,7 @@
 //   exp2              2 ulp (PTX), and half an ulp of the model's: 2.5 * 2^-23 < 2^-21 of a weight, and of what is
 //                     scaled by alpha. A weight within 2^-21 of a tie may become the other E4M3 number.
 //   f32               what follows rounds the same way, but slightly different numbers: one unit of the last place a
-//                     rounding. 10 roundings a block at most lead to d, one to O.
+//                     rounding. 10 roundings a step at most lead to d, one to O.
 //   the reciprocal    1 ulp, and half an ulp.
 #pragma once
 
@@ -29,20 +29,20 @@ class SageBound {
   SageBound(int64_t dim, const SageOptions& options)
       : options_(options), error_(static_cast<size_t>(dim)), sum_(error_.size()), largest_(error_.size()) {}
 
-  // Of O after a block. p: the weights [block] before they are rounded; values [block, dim]; o_before and o: O.
-  void add_block(const float* p, const double* values, float alpha, const std::vector<float>& o_before,
-                 const std::vector<float>& o) {
-    num_blocks_ += 1;
+  // Of O after a step. p: the weights [step_keys] before they are rounded; values [step_keys, dim]; o_before and o: O.
+  void add_step(const float* p, const double* values, float alpha, const std::vector<float>& o_before,
+                const std::vector<float>& o) {
+    num_steps_ += 1;
     for (size_t d = 0; d < error_.size(); ++d) {
       error_[d] = static_cast<double>(alpha) * (error_[d] + magnitude(o_before[d]) * kExp2) + magnitude(o[d]) * kStep;
     }
     std::fill(sum_.begin(), sum_.end(), 0.0);
-    for (int64_t key = 0; key < options_.kv_block(); key += kKeys) add_products(p + key, values + key * dim());
+    for (int64_t key = 0; key < options_.step_keys(); key += kKeys) add_products(p + key, values + key * dim());
   }
 
   // Of the output in channel d: `normalised` = O / d, `scale` of V, `out` what is stored.
   double of_output(size_t d, float reciprocal, float normalised, float scale, double out, DType o_dtype) const {
-    const double of_d = num_blocks_ * (kExp2 + 10 * kStep) + kExp2 + kReciprocal + 2 * kStep;
+    const double of_d = num_steps_ * (kExp2 + 10 * kStep) + kExp2 + kReciprocal + 2 * kStep;
     const double before =
         (error_[d] * static_cast<double>(reciprocal) + magnitude(normalised) * of_d) * std::abs(scale);
     const double ulp = o_dtype == DType::f32 ? 0x1p-23 : o_dtype == DType::bf16 ? 0x1p-7 : 0x1p-10;
@@ -79,7 +79,7 @@ class SageBound {
   }
 
   SageOptions options_;
-  double num_blocks_ = 0;
+  double num_steps_ = 0;
   std::vector<double> error_;  // [dim] of O
   std::vector<double> sum_, largest_;
 };

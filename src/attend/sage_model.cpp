@@ -8,6 +8,7 @@
 #include <limits>
 #include <numeric>
 #include <optional>
+#include <span>
 
 #include "attend/sage_bound.h"
 #include "base/fail.h"
@@ -21,9 +22,10 @@ namespace tilesieve {
 
 namespace {
 
-constexpr int64_t kThreads = 4;     // of a row
-constexpr int64_t kMaxBlock = 128;  // keys
-constexpr int64_t kMmaKeys = 32;    // of one product of weights with values
+constexpr int64_t kThreads = 4;   // of a row
+constexpr size_t kMaxStep = 128;  // keys
+constexpr size_t kMaxBlocks = 2;  // of a step
+constexpr int64_t kMmaKeys = 32;  // of one product of weights with values
 constexpr float kLog2E = 1.44269504088896f, kLn2 = 0.693147181f;
 constexpr float kOffset = 8.807f;  // log2 of the largest weight: 2^8.807 is just below 448
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
@@ -49,13 +51,16 @@ struct Item {
   int64_t list;  // row of the block index; -1 = dense
 };
 
-// A block of keys under a head, widened for products on the CPU.
-struct Block {
-  int64_t first = 0, num_keys = 0;  // position in the sequence, and how many keys there are
-  const float* scale = nullptr;     // [kv_groups]
+// Blocks of keys under a head that are taken together, widened for products on the CPU.
+struct Step {
+  struct Block {
+    int64_t first = 0, num_keys = 0;  // position in the sequence, and how many keys there are
+    const float* scale = nullptr;     // [kv_groups]
+  };
+  std::vector<Block> blocks;
   bool is_prescaled = false;
-  std::vector<int16_t> keys;   // [kv_block, dim]
-  std::vector<double> values;  // [kv_block, dim], tokens in order
+  std::vector<int16_t> keys;   // [step_keys, dim]
+  std::vector<double> values;  // [step_keys, dim], tokens in order; 0 where there is no block
 };
 
 // What a row has of the softmax and of the output.
@@ -119,13 +124,19 @@ class Model {
     std::vector<Row> rows;
     for (int64_t q_index = item.q_begin; q_index < item.q_end; ++q_index) rows.push_back(begin_row(q_index, head));
     const std::vector<int32_t> ids = list_of(item, kv_head, rows.back().num_visible);
-    Block block;
-    for (size_t i = 0; i < ids.size(); ++i) {
-      load_block(first_block_[static_cast<size_t>(item.sequence)] + ids[i], kv_head, block);
-      block.is_prescaled = std::ssize(ids) - static_cast<int64_t>(i) <= options_.num_prescaled() ||
-                           block.num_keys < options_.kv_block() ||
-                           block.first + block.num_keys > rows.front().num_visible;
-      for (Row& row : rows) add_block(row, block);
+    const size_t together = static_cast<size_t>(options_.step_blocks());
+    const size_t num_steps = (ids.size() + together - 1) / together;
+    Step step;
+    for (size_t i = 0; i < num_steps; ++i) {
+      const size_t begin = i * together, end = std::min(begin + together, ids.size());
+      load_step(first_block_[static_cast<size_t>(item.sequence)], std::span(ids).subspan(begin, end - begin), kv_head,
+                step);
+      step.is_prescaled = static_cast<int64_t>(num_steps - i) <= options_.num_prescaled() || end - begin < together;
+      for (const Step::Block& block : step.blocks) {
+        step.is_prescaled = step.is_prescaled || block.num_keys < options_.kv_block() ||
+                            block.first + block.num_keys > rows.front().num_visible;
+      }
+      for (Row& row : rows) add_step(row, step);
     }
     for (size_t r = 0; r < rows.size(); ++r) {
       finish(rows[r], item.sequence, item.q_begin + static_cast<int64_t>(r), head);
@@ -159,78 +170,94 @@ class Model {
     return row;
   }
 
-  void load_block(int64_t id, int64_t kv_head, Block& block) const {
+  void load_step(int64_t first_block, std::span<const int32_t> ids, int64_t kv_head, Step& step) const {
+    const size_t size = static_cast<size_t>(options_.step_keys() * dim_);
+    step.blocks.clear();
+    step.keys.assign(size, 0);
+    step.values.assign(size, 0.0);
+    for (size_t i = 0; i < ids.size(); ++i) load_block(first_block + ids[i], kv_head, static_cast<int64_t>(i), step);
+  }
+
+  void load_block(int64_t id, int64_t kv_head, int64_t place, Step& step) const {
     const SageTile& tile = blocks_[static_cast<size_t>(id)];
-    const int64_t size = options_.kv_block();
-    block.first = tile.begin - table_.cu_seqlens_kv[static_cast<size_t>(tile.sequence)];
-    block.num_keys = tile.end - tile.begin;
-    block.scale =
-        tensors_.k.scale.as<float>() + kv_head * tensors_.k.scale.view().strides[0] + id * options_.kv_groups();
+    const int64_t size = options_.kv_block(), at = place * size;
+    step.blocks.push_back(
+        {tile.begin - table_.cu_seqlens_kv[static_cast<size_t>(tile.sequence)], tile.end - tile.begin,
+         tensors_.k.scale.as<float>() + kv_head * tensors_.k.scale.view().strides[0] + id * options_.kv_groups()});
     const int8_t* keys =
         tensors_.k.codes.as<int8_t>() + kv_head * tensors_.k.codes.view().strides[0] + id * size * dim_;
-    block.keys.assign(keys, keys + size * dim_);
+    std::copy(keys, keys + size * dim_, step.keys.begin() + at * dim_);
     const TensorView& v = tensors_.v.codes.view();
-    block.values.resize(static_cast<size_t>(size * dim_));
     for (int64_t d = 0; d < dim_; ++d) {
       const uint8_t* codes = v.as<uint8_t>() + kv_head * v.strides[0] + d * v.strides[1] + id * size;
       for (int64_t key = 0; key < size; ++key) {
-        block.values[static_cast<size_t>(key * dim_ + d)] =
+        step.values[static_cast<size_t>((at + key) * dim_ + d)] =
             static_cast<double>(f32_from_e4m3(codes[key / 16 * 16 + sage_v_slot(key % 16)]));
       }
     }
   }
 
-  void add_block(Row& row, const Block& block) const {
-    const int64_t num_keys = std::min(block.num_keys, row.num_visible - block.first);
-    // With every key masked, alpha is 1 and all weights are 0: nothing changes.
-    if (num_keys <= 0) return;
-
+  void add_step(Row& row, const Step& step) const {
     // The logits y, and by which factor they enter the exponential.
-    std::array<float, kMaxBlock> y, p{};
-    std::array<float, kThreads> factor, largest;
-    largest.fill(-kInfinity);
-    std::array<float, kThreads> delta;
-    for (int64_t t = 0; t < kThreads; ++t) {
-      const size_t i = static_cast<size_t>(t);
-      delta[i] = ftz(row.q_scale * block.scale[options_.kv_group(2 * t)]);
-      factor[i] = block.is_prescaled ? sigma_ : ftz(sigma_ * delta[i]);
-    }
-    for (int64_t key = 0; key < num_keys; ++key) {
-      const size_t t = thread_of(key);
-      const float x = static_cast<float>(dot(row.q.data(), block.keys.data() + key * dim_));  // below 2^24: exact
-      const float logit = block.is_prescaled ? ftz(x * delta[t]) : x;
-      y[static_cast<size_t>(key)] = logit;
-      largest[t] = std::fmax(largest[t], logit);  // as max.f32: of a NaN and a number, the number
-    }
-
+    std::array<float, kMaxStep> y, p{};
+    std::array<std::array<float, kThreads>, kMaxBlocks> factor;
     float m = row.m;
-    for (size_t t = 0; t < kThreads; ++t) m = std::fmax(m, fma_ftz(largest[t], factor[t], -kOffset));
+    std::array<int64_t, kMaxBlocks> num_keys{};
+    for (size_t b = 0; b < step.blocks.size(); ++b) {
+      const Step::Block& block = step.blocks[b];
+      num_keys[b] = std::clamp<int64_t>(row.num_visible - block.first, 0, block.num_keys);
+      std::array<float, kThreads> largest, delta;
+      largest.fill(-kInfinity);
+      for (int64_t t = 0; t < kThreads; ++t) {
+        const size_t i = static_cast<size_t>(t);
+        delta[i] = ftz(row.q_scale * block.scale[options_.kv_group(2 * t)]);
+        factor[b][i] = step.is_prescaled ? sigma_ : ftz(sigma_ * delta[i]);
+      }
+      for (int64_t key = 0; key < num_keys[b]; ++key) {
+        const size_t t = thread_of(key), i = place_of(b, key);
+        const float x = static_cast<float>(dot(row.q.data(), step.keys.data() + i * dim_));  // below 2^24: exact
+        y[i] = step.is_prescaled ? ftz(x * delta[t]) : x;
+        largest[t] = std::fmax(largest[t], y[i]);  // as max.f32: of a NaN and a number, the number
+      }
+      if (num_keys[b] == 0) continue;
+      for (size_t t = 0; t < kThreads; ++t) m = std::fmax(m, fma_ftz(largest[t], factor[b][t], -kOffset));
+    }
+    // With every key masked, alpha is 1 and all weights are 0: nothing changes.
+    if (num_keys[0] + num_keys[1] == 0) return;
+
     const float alpha = exp2(row.m - m);
     row.m = m;
-    for (int64_t key = 0; key < num_keys; ++key) {
-      const size_t i = static_cast<size_t>(key);
-      p[i] = exp2(fma_ftz(y[i], factor[thread_of(key)], -m));
+    for (size_t b = 0; b < step.blocks.size(); ++b) {
+      for (int64_t key = 0; key < num_keys[b]; ++key) {
+        const size_t i = place_of(b, key);
+        p[i] = exp2(fma_ftz(y[i], factor[b][thread_of(key)], -m));
+      }
     }
     for (int64_t t = 0; t < kThreads; ++t) {
       float& d = row.d[static_cast<size_t>(t)];
-      for (int64_t key = 0; key < options_.kv_block(); key += 16) {
+      for (int64_t key = 0; key < options_.step_keys(); key += 16) {
         const float* mine = p.data() + key + 2 * t;
         const float s = ((mine[0] + mine[1]) + mine[8]) + mine[9];
         d = key == 0 ? fma_ftz(d, alpha, s) : d + s;
       }
     }
 
-    const std::vector<double> products = weigh(p.data(), block.values.data());
+    const std::vector<double> products = weigh(p.data(), step.values.data());
     const std::vector<float> before = row.bound ? row.o : std::vector<float>();
     for (size_t d = 0; d < row.o.size(); ++d) row.o[d] = fma_ftz(row.o[d], alpha, static_cast<float>(products[d]));
-    if (row.bound) row.bound->add_block(p.data(), block.values.data(), alpha, before, row.o);
+    if (row.bound) row.bound->add_step(p.data(), step.values.data(), alpha, before, row.o);
   }
 
-  // The product of a block's weights, rounded to E4M3, with its values: exact in f64 (42 bits at most), then rounded to
+  // Of a key of a block of a step.
+  size_t place_of(size_t block, int64_t key) const {
+    return block * static_cast<size_t>(options_.kv_block()) + static_cast<size_t>(key);
+  }
+
+  // The product of a step's weights, rounded to E4M3, with its values: exact in f64 (42 bits at most), then rounded to
   // the accumulator, f16 after each 32 keys.
   std::vector<double> weigh(const float* p, const double* values) const {
     std::vector<double> sum(static_cast<size_t>(dim_));
-    for (int64_t key = 0; key < options_.kv_block(); ++key) {
+    for (int64_t key = 0; key < options_.step_keys(); ++key) {
       const double weight = static_cast<double>(f32_from_e4m3(e4m3_from_f32(p[key])));
       if (weight != 0) {  // a NaN is not
         const double* v = values + key * dim_;

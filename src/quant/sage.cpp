@@ -41,12 +41,22 @@ float nearest(double x) { return static_cast<float>(x); }
 
 }  // namespace
 
-std::string_view name_of(SageKernel kernel) { return kernel == SageKernel::sm89 ? "sm89" : "sm90"; }
+std::string_view name_of(SageKernel kernel) {
+  switch (kernel) {
+    case SageKernel::sm89:
+      return "sm89";
+    case SageKernel::sm90:
+      return "sm90";
+    case SageKernel::sm90_sparse:
+      return "sm90_sparse";
+  }
+  return "";
+}
 std::string_view name_of(SageGroups groups) { return groups == SageGroups::per_thread ? "per_thread" : "per_warp"; }
 std::string_view name_of(SageAccumulator accumulator) { return accumulator == SageAccumulator::f32 ? "f32" : "f16"; }
 
 SageKernel parse_sage_kernel(std::string_view name) {
-  return parse_name("kernel", name, {SageKernel::sm89, SageKernel::sm90});
+  return parse_name("kernel", name, {SageKernel::sm89, SageKernel::sm90, SageKernel::sm90_sparse});
 }
 SageGroups parse_sage_groups(std::string_view name) {
   return parse_name("groups", name, {SageGroups::per_thread, SageGroups::per_warp});
@@ -92,8 +102,9 @@ void check_sage(const Problem& problem, const SageOptions& options, bool has_lis
   if (problem.head_dim > kMaxHeadDim) {
     fail("problem.head_dim: got {}, Sage's kernels take up to {}", problem.head_dim, kMaxHeadDim);
   }
-  if (options.accumulator == SageAccumulator::f16 && options.kernel == SageKernel::sm90) {
-    fail("accumulator: got f16 on sm90, whose blocks of 128 keys would overflow it; expected f32");
+  if (options.accumulator == SageAccumulator::f16 && options.kernel != SageKernel::sm89) {
+    fail("accumulator: got f16 on {}, whose steps of 128 keys would overflow it; expected f32",
+         name_of(options.kernel));
   }
   if (has_list && problem.kv_block_size != options.kv_block()) {
     fail("problem.kv_block_size: got {}, a list for {} is of blocks of {} keys", problem.kv_block_size,

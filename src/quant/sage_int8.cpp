@@ -12,6 +12,7 @@ namespace tilesieve {
 
 namespace {
 
+constexpr size_t kMaxGroups = 64;  // of a tile
 constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
 
 // Scale and codes of the numbers of a group by their largest magnitude.
@@ -47,8 +48,8 @@ template <class GroupOf>
 void quantize_tile(const std::vector<float>& rows, int64_t num_rows, int64_t head_dim, int64_t padded_dim,
                    const SageOptions& options, const SageMath& math, int64_t num_groups, const GroupOf& group_of,
                    int8_t* codes, float* scale) {
-  std::array<float, 32> largest{};
-  std::array<bool, 32> finite;
+  std::array<float, kMaxGroups> largest{};
+  std::array<bool, kMaxGroups> finite;
   finite.fill(true);
   for (int64_t r = 0; r < num_rows; ++r) {
     const size_t g = static_cast<size_t>(group_of(r));

@@ -4,6 +4,7 @@
 #pragma once
 
 #include "attend/sm90/dense_config.h"
+#include "attend/sm90/dense_softmax.h"
 #include "attend/sm90/ring.h"
 
 namespace tilesieve::sm90 {
@@ -20,11 +21,7 @@ class DenseConsumer {
       first_row_ = it.first_row + warpgroup_ * kTileRows;
       const int32_t num_blocks = visible_blocks(args_, first_row_, first_row_ + kTileRows);
       const int32_t first_masked = min(visible_keys(args_, first_row_) / kDenseBlock, num_blocks - 1);
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        m_[half] = kLowest;
-        l_[half][0] = l_[half][1] = 0.0f;
-      }
+      softmax_.begin();
       float o[Config::kOutputs];
 #pragma unroll
       for (int i = 0; i < Config::kOutputs; ++i) o[i] = 0.0f;
@@ -38,10 +35,6 @@ class DenseConsumer {
   }
 
  private:
-  static constexpr float kLowest = -1e30f;
-  // A row's maximum is followed when weights would pass 2^8; bf16 and f32 do not care.
-  static constexpr float kSlack = 8.0f;
-
   __device__ void attend(int32_t num_blocks, int32_t first_masked, float (&o)[Config::kOutputs]) {
     for (int32_t block = 0; block < num_blocks; ++block) {
       float s[Config::kScores], alpha[2];
@@ -49,7 +42,7 @@ class DenseConsumer {
       cuda::wgmma_wait<0>();
       cuda::pin(s);
       release(&shared_.k_empty[ring_.stage]);
-      if (softmax(block < first_masked ? kNone : block, s, alpha)) shrink(alpha, o);
+      if (softmax(block < first_masked ? kNone : block, s, alpha)) softmax_.shrink(alpha, o);
       uint32_t p[Config::kProbabilities];
       pack<Config>(s, p);
       multiply_values(p, o);
@@ -83,45 +76,16 @@ class DenseConsumer {
       }
       mask_scores(limit, s);
     }
-    float peak[2];
-    row_peaks(s, peak);
-    peak[0] *= args_.logit_scale;
-    peak[1] *= args_.logit_scale;
-    const bool grows = __any_sync(0xffffffffu, peak[0] > m_[0] + kSlack || peak[1] > m_[1] + kSlack);
-    if (grows) {
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const float m = fmaxf(m_[half], peak[half]);
-        alpha[half] = cuda::exp2_approx(m_[half] - m);
-        m_[half] = m;
-        l_[half][0] *= alpha[half];
-        l_[half][1] *= alpha[half];
-      }
-    }
-    const float scale[2] = {args_.logit_scale, args_.logit_scale}, shift[2] = {-m_[0], -m_[1]};
-    exponentials(scale, shift, s, l_);
-    return grows;
-  }
-
-  static __device__ void shrink(const float (&alpha)[2], float (&o)[Config::kOutputs]) {
-#pragma unroll
-    for (int i = 0; i < Config::kOutputs; ++i) o[i] *= alpha[i / 2 % 2];
+    return softmax_.weigh(args_.logit_scale, s, alpha);
   }
 
   __device__ void finish(const DenseTile& it, const float (&o)[Config::kOutputs]) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const float sum = row_sum(l_[half]);
+      const float sum = softmax_.sum(half);
       const int32_t row = first_row_ + row_of_thread() + half * 8;
-      if (row >= args_.q_len) continue;
-      const bool sees = visible_keys(args_, row) > 0;
-      const float inverse = 1.0f / sum;
-      store_row<Config::kHeadDim>(args_, it, row, sees, [&](int j) {
-        return make_float2(o[4 * j + 2 * half] * inverse, o[4 * j + 2 * half + 1] * inverse);
-      });
-      if (args_.lse.data == nullptr || threadIdx.x % 4 != 0) continue;
-      static_cast<float*>(args_.lse.data)[place_of(args_.lse, args_, it, row)] =
-          sees ? natural_lse(sum, m_[half]) : -INFINITY;
+      if (row < args_.q_len)
+        softmax_.store(args_, place_of(args_, it, row), half, sum, visible_keys(args_, row) > 0, o);
     }
   }
 
@@ -129,7 +93,7 @@ class DenseConsumer {
   const DenseArgs& args_;
   const int warpgroup_;
   int32_t first_row_;
-  float m_[2], l_[2][2];  // of rows row_of_thread() and 8 below; l: the parts that this thread has
+  DenseSoftmax<Config> softmax_;
   Ring<Config::kStages> ring_;
   Ring<2> q_ring_;
 };

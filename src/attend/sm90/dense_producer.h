@@ -3,14 +3,11 @@
 #pragma once
 
 #include "attend/sm90/dense_config.h"
+#include "attend/sm90/dense_maps.h"
 #include "attend/sm90/ring.h"
 #include "cuda/copy.h"
 
 namespace tilesieve::sm90 {
-
-struct DenseMaps {
-  CUtensorMap q, k, v;  // channels, tokens, heads, sequences
-};
 
 // Rows of head_dim channels, panel by panel; tokens past the end and channels behind head_dim come as 0.
 template <class Config>

@@ -18,15 +18,17 @@ inline constexpr int kDenseBlock = 128;  // keys
 inline constexpr int kDenseConsumers = 3;
 inline constexpr int kDenseRows = 64 * kDenseConsumers, kDenseThreads = 128 * (kDenseConsumers + 1);
 
-template <class Produce, class Consume>
+// The first warpgroup calls produce(), the others consume(number).
+template <int kConsumers = kDenseConsumers, class Produce, class Consume>
 __device__ void take_roles(Produce produce, Consume consume) {
-  constexpr int kConsumerRegisters = 160, kOtherRegisters = 32;
-  static_assert(kDenseConsumers * kConsumerRegisters + kOtherRegisters <= 65536 / 128);
+  constexpr int kConsumerRegisters = kConsumers == 2 ? 240 : 160, kOtherRegisters = kConsumers == 2 ? 24 : 32;
+  constexpr int kThreads = 128 * (kConsumers + 1);
+  static_assert(kConsumers * kConsumerRegisters + kOtherRegisters <= (kConsumers + 1) * (65536 / kThreads / 8 * 8));
   // The shuffle tells the compiler that the number is the same in all lanes.
   const int warpgroup = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / 128, 0);
   if (warpgroup == 0) {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kOtherRegisters));
-    if (threadIdx.x == 0) produce();
+    produce();
   } else {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kConsumerRegisters));
     consume(warpgroup - 1);
@@ -34,7 +36,7 @@ __device__ void take_roles(Produce produce, Consume consume) {
 }
 
 // By one thread. Whoever fetches arrives once, every warp of the consumers that read a stage releases it.
-template <class Shared>
+template <int kConsumers = kDenseConsumers, class Shared>
 __device__ void init_barriers(Shared& shared) {
   for (auto& of_tile : shared.q_full) {
     for (uint64_t& barrier : of_tile) cuda::barrier_init(&barrier, 1);
@@ -44,8 +46,8 @@ __device__ void init_barriers(Shared& shared) {
   }
   for (uint64_t& barrier : shared.k_full) cuda::barrier_init(&barrier, 1);
   for (uint64_t& barrier : shared.v_full) cuda::barrier_init(&barrier, 1);
-  for (uint64_t& barrier : shared.k_empty) cuda::barrier_init(&barrier, 4 * kDenseConsumers);
-  for (uint64_t& barrier : shared.v_empty) cuda::barrier_init(&barrier, 4 * kDenseConsumers);
+  for (uint64_t& barrier : shared.k_empty) cuda::barrier_init(&barrier, 4 * kConsumers);
+  for (uint64_t& barrier : shared.v_empty) cuda::barrier_init(&barrier, 4 * kConsumers);
   cuda::fence_barrier_init();
 }
 
@@ -55,15 +57,15 @@ struct DenseTile {
   int32_t kv_head;        // sequence * num_kv_heads + head
   int32_t first_row;
 
-  static __device__ DenseTile of(const DenseArgs& args, int32_t tile) {
+  static __device__ DenseTile of(const DenseArgs& args, int32_t tile, int32_t rows = kDenseRows) {
     DenseTile it;
     if (args.causal) {  // the long ones first, of all heads
       const int32_t heads = args.num_tiles / args.num_row_tiles;
       it.sequence_head = tile % heads;
-      it.first_row = (args.num_row_tiles - 1 - tile / heads) * kDenseRows;
+      it.first_row = (args.num_row_tiles - 1 - tile / heads) * rows;
     } else {  // a head's keys and values stay in the L2
       it.sequence_head = tile / args.num_row_tiles;
-      it.first_row = tile % args.num_row_tiles * kDenseRows;
+      it.first_row = tile % args.num_row_tiles * rows;
     }
     const int32_t sequence = it.sequence_head / args.num_q_heads;
     it.kv_head = sequence * args.num_kv_heads + it.sequence_head % args.num_q_heads / args.group_size;
@@ -88,24 +90,40 @@ __device__ inline int32_t visible_blocks(const DenseArgs& args, int32_t first, i
   return first < end ? (visible_keys(args, end - 1) + kDenseBlock - 1) / kDenseBlock : 0;
 }
 
-// Where a row's channels begin, or its LSE lies.
+// Where a row's channels begin, and where its LSE lies.
+struct RowPlace {
+  int64_t o, lse;
+};
+
 __device__ inline int64_t place_of(const DenseRows& rows, const DenseArgs& args, const DenseTile& it, int32_t row) {
   return it.sequence_head / args.num_q_heads * rows.sequence_stride +
          it.sequence_head % args.num_q_heads * rows.head_stride + row * rows.token_stride;
 }
 
+__device__ inline RowPlace place_of(const DenseArgs& args, const DenseTile& it, int32_t row) {
+  return {place_of(args.o, args, it, row), place_of(args.lse, args, it, row)};
+}
+
 // One of the two rows that a thread has of a warpgroup's 64, as the products give them: channels 8 j + 2 pair and + 1.
 // `value_of(j)` is what to store of these; rows that see no key get 0.
-template <int kHeadDim, class ValueOf>
-__device__ void store_row(const DenseArgs& args, const DenseTile& it, int32_t row, bool sees, ValueOf value_of) {
-  const int pair = static_cast<int>(threadIdx.x) % 4;
-  uint32_t* out =
-      reinterpret_cast<uint32_t*>(static_cast<uint16_t*>(args.o.data) + place_of(args.o, args, it, row)) + pair;
+template <bool kF16, int kHeadDim, class ValueOf>
+__device__ void store_channels(uint16_t* row, int32_t head_dim, bool sees, ValueOf value_of) {
+  uint32_t* out = reinterpret_cast<uint32_t*>(row) + threadIdx.x % 4;
 #pragma unroll
   for (int j = 0; j < kHeadDim / 8; ++j) {
-    if (8 * j >= args.head_dim) break;
     const float2 value = value_of(j);
-    out[4 * j] = sees ? cuda::pack_halves(value.x, value.y, args.f16) : 0;
+    const uint32_t packed = sees ? cuda::pack_halves(value.x, value.y, kF16) : 0;
+    if (8 * j < head_dim) out[4 * j] = packed;
+  }
+}
+
+template <int kHeadDim, class ValueOf>
+__device__ void store_row(const DenseArgs& args, int64_t place, bool sees, ValueOf value_of) {
+  uint16_t* row = static_cast<uint16_t*>(args.o.data) + place;
+  if (args.f16) {
+    store_channels<true, kHeadDim>(row, args.head_dim, sees, value_of);
+  } else {
+    store_channels<false, kHeadDim>(row, args.head_dim, sees, value_of);
   }
 }
 

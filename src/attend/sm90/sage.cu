@@ -4,9 +4,9 @@
 
 #include "attend/sm90/sage.h"
 #include "attend/sm90/sage_consumer.h"
+#include "attend/sm90/sage_maps.h"
 #include "attend/sm90/sage_producer.h"
 #include "cuda/launch.h"
-#include "cuda/tensor_map.h"
 
 namespace tilesieve::sm90 {
 
@@ -22,8 +22,11 @@ __global__ void __launch_bounds__(kDenseThreads, 1)
   __syncthreads();
   cuda::wait_for_previous();
   cuda::let_next_begin();
-  take_roles([&] { sage_produce(shared, q_map, k_map, v_map, args); },
-             [&](int consumer) { SageConsumer<Config>(shared, args, consumer).run(); });
+  take_roles(
+      [&] {
+        if (threadIdx.x == 0) sage_produce(shared, q_map, k_map, v_map, args);
+      },
+      [&](int consumer) { SageConsumer<Config>(shared, args, consumer).run(); });
 }
 
 template <class Config>
@@ -31,26 +34,16 @@ void launch(SageArgs args, int num_sms, void* stream) {
   const int64_t heads = int64_t{args.num_sequences} * args.num_q_heads;
   const int64_t kv_heads = int64_t{args.num_sequences} * args.num_kv_heads;
   const int64_t padded = int64_t{args.num_blocks} * kDenseBlock, d = Config::kHeadDim;
-  const auto map = [&](const char* name, void* data, int64_t width, int64_t rows, int64_t planes, int box_width,
-                       int box_rows) {
-    cuda::TensorMapShape shape;
-    shape.argument = name;
-    shape.data = data;
-    shape.sizes[0] = width, shape.sizes[1] = rows, shape.sizes[2] = planes;
-    shape.stride_bytes[0] = width, shape.stride_bytes[1] = width * rows;
-    shape.box[0] = box_width, shape.box[1] = box_rows;
-    return cuda::make_tensor_map(shape);
-  };
-  const CUtensorMap q_map = map("q", args.q, d, args.q_len, heads, Config::kHeadDim, kTileRows);
-  const CUtensorMap k_map = map("k", args.k, d, args.kv_len, kv_heads, Config::kHeadDim, kDenseBlock);
-  const CUtensorMap v_map = map("v", args.v, padded, d, kv_heads, kDenseBlock, Config::kHeadDim);
+  const SageMaps maps = {sage_map("q", args.q, d, args.q_len, heads, Config::kHeadDim, kTileRows),
+                         sage_map("k", args.k, d, args.kv_len, kv_heads, Config::kHeadDim, kDenseBlock),
+                         sage_map("v", args.v, padded, d, kv_heads, kDenseBlock, Config::kHeadDim)};
   count_tiles(args);
   if (args.num_tiles == 0) return;
   constexpr auto kernel = sage_kernel<Config>;
   static_assert(sizeof(SageShared<Config>) <= 227 * 1024);
   cuda::allow_shared_bytes("sage", kernel, sizeof(SageShared<Config>));
   cuda::launch("sage", kernel, dim3(static_cast<unsigned>(std::min(num_sms, args.num_tiles))), kDenseThreads,
-               sizeof(SageShared<Config>), stream, q_map, k_map, v_map, args);
+               sizeof(SageShared<Config>), stream, maps.q, maps.k, maps.v, args);
 }
 
 }  // namespace

@@ -12,7 +12,7 @@
 
 #include "attend/sm90/ring.h"
 #include "attend/sm90/sage_config.h"
-#include "cuda/flush.h"
+#include "attend/sm90/sage_softmax.h"
 
 namespace tilesieve::sm90 {
 
@@ -46,8 +46,6 @@ class SageConsumer {
 
  private:
   static constexpr int kScores = kDenseBlock / 2, kProbabilities = kScores / 4;  // of a thread
-  static constexpr float kOffset = 8.807f;                                       // 2^8.807 is about 448
-  static constexpr float kMasked = -5000000.0f;
 
   // Two rows of this thread: 16 * warp + lane / 4, and 8 more.
   struct Rows {
@@ -64,7 +62,7 @@ class SageConsumer {
             : 0.0f;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      rows_.m[half] = kMasked;
+      rows_.m[half] = kSageMasked;
       rows_.d[half] = 1.0f;  // times an alpha of 0
       far_scale_[half] = 1.0f;
     }
@@ -84,7 +82,7 @@ class SageConsumer {
       cuda::pin(s);
       release(&shared_.k_empty[ring_.stage]);
       const bool grows = softmax<decltype(masked)::value>(s, k_scale, first_row, block, alpha);
-      pack(s, p);
+      pack_weights(s, p);
       if constexpr (Config::kRelaxed) {
         if (grows) shrink(alpha, o);
         multiply_values(p, o);
@@ -96,7 +94,7 @@ class SageConsumer {
         multiply_values(p, sums);
         cuda::wgmma_wait<0>();
         cuda::pin(sums);
-        add(alpha, sums, o);
+        add_sums(alpha, sums, o);
       }
       release(&shared_.v_empty[ring_.stage]);
       ring_.advance();
@@ -158,62 +156,27 @@ class SageConsumer {
     } else {
       peaks(s, peak);
     }
-    float m[2];
 #pragma unroll
-    for (int half = 0; half < 2; ++half) peak[half] = cuda::fma_flush(peak[half], scale, -kOffset);
-#pragma unroll
-    for (int lanes = 1; lanes < 4; lanes *= 2) {
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        peak[half] = fmaxf(peak[half], __shfl_xor_sync(0xffffffffu, peak[half], lanes));
-      }
-    }
+    for (int half = 0; half < 2; ++half) peak[half] = cuda::fma_flush(peak[half], scale, -kSageOffset);
+    widen_peaks(peak);
     bool grows = true;
     if constexpr (Config::kRelaxed) {
       grows = __any_sync(0xffffffffu, peak[0] > rows_.m[0] || peak[1] > rows_.m[1]);
       if (grows) {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-          m[half] = peak[half] > rows_.m[half] ? peak[half] : rows_.m[half];
-          alpha[half] = cuda::exp2_approx(rows_.m[half] - m[half]);
-          rows_.m[half] = m[half];
+          const float m = peak[half] > rows_.m[half] ? peak[half] : rows_.m[half];
+          alpha[half] = cuda::exp2_approx(rows_.m[half] - m);
+          rows_.m[half] = m;
           rows_.d[half] *= alpha[half];
           far_scale_[half] *= alpha[half];
         }
       }
     } else {
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        m[half] = fmaxf(rows_.m[half], peak[half]);
-        alpha[half] = cuda::exp2_approx(cuda::add_flush(rows_.m[half], -m[half]));
-        rows_.m[half] = m[half];
-      }
+      follow(peak, rows_.m, alpha);
     }
-    weigh<kMask>(scale, alpha, s);
+    weigh_scores<kMask, Config::kRelaxed, 1>({scale}, rows_.m, alpha, s, rows_.d);
     return grows;
-  }
-
-  template <bool kMask>
-  __device__ void weigh(float scale, const float (&alpha)[2], int32_t (&s)[kScores]) {
-    const float shift[2] = {-rows_.m[0], -rows_.m[1]};
-#pragma unroll
-    for (int fragment = 0; fragment < kScores / 8; ++fragment) {
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        constexpr int kPlaces[4] = {0, 1, 4, 5};  // of the row in a fragment of 16 keys
-        float p[4];
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          int32_t& score = s[fragment * 8 + half * 2 + kPlaces[i]];
-          const float x = kMask ? __int_as_float(score) : __int2float_rz(score);
-          p[i] = cuda::exp2_approx(cuda::fma_flush(x, scale, shift[half]));
-          score = __float_as_int(p[i]);
-        }
-        const float sum = cuda::add_flush(cuda::add_flush(cuda::add_flush(p[0], p[1]), p[2]), p[3]);
-        float& d = rows_.d[half];
-        d = fragment == 0 && !Config::kRelaxed ? cuda::fma_flush(d, alpha[half], sum) : cuda::add_flush(d, sum);
-      }
-    }
   }
 
   static __device__ void peaks(const int32_t (&s)[kScores], float (&peak)[2]) {
@@ -232,7 +195,7 @@ class SageConsumer {
   static __device__ void masked_peaks(const int32_t (&s)[kScores], float (&peak)[2]) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      peak[half] = kMasked;
+      peak[half] = kSageMasked;
 #pragma unroll
       for (int j = 0; j < kScores / 4; ++j) {
 #pragma unroll
@@ -252,24 +215,8 @@ class SageConsumer {
     for (int i = 0; i < kScores; ++i) {
       const int key = i / 4 * 8 + pair * 2 + i % 2;
       const float y = cuda::mul_flush(__int2float_rz(s[i]), delta);
-      s[i] = __float_as_int(key < limit[i / 2 % 2] ? y : kMasked);
+      s[i] = __float_as_int(key < limit[i / 2 % 2] ? y : kSageMasked);
     }
-  }
-
-  static __device__ void pack(const int32_t (&s)[kScores], uint32_t (&p)[kProbabilities]) {
-#pragma unroll
-    for (int i = 0; i < kProbabilities;
-         ++i) {  // words of a step: (row, row + 8) of its first 16 keys, then of the others
-      const int base = i / 4 * 16 + i / 2 % 2 * 8 + i % 2 * 2;
-      p[i] = cuda::pack_e4m3(__int_as_float(s[base]), __int_as_float(s[base + 1]), __int_as_float(s[base + 4]),
-                             __int_as_float(s[base + 5]));
-    }
-  }
-
-  static __device__ void add(const float (&alpha)[2], const float (&sums)[Config::kOutputs],
-                             float (&o)[Config::kOutputs]) {
-#pragma unroll
-    for (int i = 0; i < Config::kOutputs; ++i) o[i] = cuda::fma_flush(o[i], alpha[i / 2 % 2], sums[i]);
   }
 
   static __device__ void shrink(const float (&alpha)[2], float (&o)[Config::kOutputs]) {
@@ -302,27 +249,16 @@ class SageConsumer {
   }
 
   __device__ void finish(const DenseTile& it, int32_t first_row, const float (&o)[Config::kOutputs]) {
-    const int pair = static_cast<int>(threadIdx.x) % 4;
-    const float* v_scale = args_.v_scale + static_cast<int64_t>(it.kv_head) * Config::kHeadDim + pair * 2;
+    const float* v_scale = args_.v_scale + static_cast<int64_t>(it.kv_head) * Config::kHeadDim + threadIdx.x % 4 * 2;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      float d = rows_.d[half];
-      d = cuda::add_flush(d, __shfl_xor_sync(0xffffffffu, d, 1));
-      d = cuda::add_flush(d, __shfl_xor_sync(0xffffffffu, d, 2));
+      const float d = sum_of_lanes(rows_.d[half]);
       const int32_t row = first_row + row_of_thread() + half * 8;
       if (row >= args_.q_len) continue;
-      const bool sees = visible_keys(args_, row) > 0;
-      const float inverse = cuda::reciprocal_approx(d);
-      store_row<Config::kHeadDim>(args_, it, row, sees, [&](int j) {
-        const float2 scale = __ldg(reinterpret_cast<const float2*>(v_scale + 8 * j));
-        return make_float2(cuda::mul_flush(cuda::mul_flush(o[4 * j + 2 * half], inverse), scale.x),
-                           cuda::mul_flush(cuda::mul_flush(o[4 * j + 2 * half + 1], inverse), scale.y));
-      });
-      if (args_.lse.data == nullptr || pair != 0) continue;
-      float lse = natural_lse(d, rows_.m[half]);
-      if (args_.lse_shift != nullptr)
-        lse += args_.lse_shift[static_cast<int64_t>(it.sequence_head) * args_.q_len + row];
-      static_cast<float*>(args_.lse.data)[place_of(args_.lse, args_, it, row)] = sees ? lse : -INFINITY;
+      store_sage_row<Config::kHeadDim>(args_, place_of(args_, it, row),
+                                       static_cast<int64_t>(it.sequence_head) * args_.q_len + row, half,
+                                       visible_keys(args_, row) > 0, rows_.m[half], d, o,
+                                       [&](int j) { return __ldg(reinterpret_cast<const float2*>(v_scale + 8 * j)); });
     }
   }
 
