@@ -49,6 +49,7 @@ void quantize_block(const StoredKeys& k, const StoredKeys& v, int64_t block, int
   WideRows<1> wide_mean(head_dim);
   wide_mean.load(0, DType::f32, reinterpret_cast<const uint8_t*>(mean), head_dim);
   WideRows<kInt8KeyGroup> rows(head_dim);
+  for (int64_t j = 0; j < num_keys; ++j) prefetch_row(v.block(block) + j * v.key_stride, v.dtype, head_dim);
   for (int64_t j = 0; j < num_keys; j += kInt8KeyGroup) {
     quantize_keys(k, k.block(block) + j * k.key_stride, num_keys - j < kInt8KeyGroup ? num_keys - j : kInt8KeyGroup,
                   head_dim, wide_mean.numbers[0], rows, target.keys + j * Int8Row::channels(head_dim),

@@ -15,7 +15,7 @@ TILESIEVE_INLINE void for_each_vector(const StoredKeys& stored, int64_t block, i
   WideRows<1> row(head_dim);
   const uint8_t* first = stored.block(block);
   for (int64_t j = 0; j < num_keys; ++j) {
-    row.load(0, stored.dtype, first + j * stored.key_stride, head_dim);
+    row.load_next(0, stored.dtype, first + j * stored.key_stride, stored.key_stride, head_dim);
     for (int64_t c = 0; c < head_dim; c += Vec::kLanes) take(Vec::load(row.numbers[0] + c), c);
   }
 }
@@ -45,7 +45,7 @@ void quantize_rows(DType dtype, const uint8_t* rows, int64_t stride, int64_t num
   const int64_t channels = Int8Row::channels(head_dim);
   const auto vector = [&](int which, int64_t c) { return Vec::load(wide.numbers[which] + c); };
   for (int64_t r = 0; r < num_rows; ++r) {
-    wide.load(1, dtype, rows + r * stride, head_dim);
+    wide.load_next(1, dtype, rows + r * stride, stride, head_dim);
     Largest largest;
     Vec::Reg dot = Vec::zero();
     for (int64_t c = 0; c < head_dim; c += Vec::kLanes) {
