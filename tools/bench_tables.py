@@ -44,11 +44,13 @@ COLUMNS = (
     ("dense-kernel", "x dense in time"),
     ("copy", "x a copy"),
     ("best-loop", "x the better loop"),
+    ("f32", "x f32 in time"),
     ("bf16", "x bf16 in time"),
     ("torch", "x PyTorch's SDPA"),
     ("torch-full", "x SDPA without a mask"),
     ("flex", "x FlexAttention"),
     ("attend", "x less than attending"),
+    ("sparse-kernel", "x less than sparse attention"),
     ("index", "x less than scoring"),
 )
 
