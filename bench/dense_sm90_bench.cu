@@ -20,7 +20,7 @@ namespace tilesieve::bench {
 namespace {
 
 using cuda::check;
-using sm90::SageArithmetic;
+using sm90::SageRounding;
 
 constexpr int64_t kTokens = 38304, kHeads = 56;  // a clip of 124 frames at 1344 x 768
 
@@ -43,10 +43,10 @@ void check_error(const Form& form, const DenseProblem& problem) {
               std::to_string(form.largest_error));
 }
 
-void measure_sage(const Form& form, SageArithmetic arithmetic, const DenseProblem& problem, int num_sms, Timer& timer,
+void measure_sage(const Form& form, SageRounding rounding, const DenseProblem& problem, int num_sms, Timer& timer,
                   Report& report, double bytes_per_ms) {
   sm90::SageCallOptions options;
-  options.arithmetic = arithmetic;
+  options.rounding = rounding;
   const sm90::SageCall call(problem.inputs, problem.outputs, options);
   const int64_t bytes = call.layout().bytes;
   const Memory memory = allocate(bytes);
@@ -65,7 +65,7 @@ void measure_sage(const Form& form, SageArithmetic arithmetic, const DenseProble
   report.add(name_of("dense-call" + form.suffix, form.dtype), "TFLOP/s", rate(all.ms), all, 0, bytes);
   const Timing sustained = timer.sustained(whole, all.ms);
   report.add(name_of("dense-call" + form.suffix + "-sustained", form.dtype), "TFLOP/s", rate(sustained.ms), sustained);
-  if (arithmetic != SageArithmetic::exact) return;
+  if (rounding != SageRounding::exact) return;
   const Timing quantized = timer.burst(quantize);
   report.add(name_of("quantize", form.dtype), "GB/s", problem.quantize_bytes() / quantized.ms * 1e-6, quantized,
              bytes_per_ms * 1e-6);
@@ -107,8 +107,8 @@ void run(const Arguments& arguments) {
     if (form.dtype == "bf16") {
       measure_bf16(form, problem, timer, report);
     } else {
-      const SageArithmetic arithmetic = form.suffix.empty() ? SageArithmetic::exact : SageArithmetic::relaxed;
-      measure_sage(form, arithmetic, problem, gpu.num_sms, timer, report, bytes_per_ms);
+      const SageRounding rounding = form.suffix.empty() ? SageRounding::exact : SageRounding::relaxed;
+      measure_sage(form, rounding, problem, gpu.num_sms, timer, report, bytes_per_ms);
     }
   }
 }

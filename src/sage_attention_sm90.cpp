@@ -37,10 +37,10 @@ SageCall::SageCall(const DenseInputs& inputs, const DenseOutputs& outputs, const
 
 int64_t SageCall::num_blocks() const { return ceil_div(shape_.k.tokens, 128); }
 
-SageArithmetic parse_sage_arithmetic(std::string_view name) {
-  if (name == "exact") return SageArithmetic::exact;
-  if (name == "relaxed") return SageArithmetic::relaxed;
-  fail("arithmetic: got '{}', expected exact or relaxed", name);
+SageRounding parse_sage_rounding(std::string_view name) {
+  if (name == "exact") return SageRounding::exact;
+  if (name == "relaxed") return SageRounding::relaxed;
+  fail("rounding: got '{}', expected exact or relaxed", name);
 }
 
 #ifdef TILESIEVE_HAS_CUDA
@@ -96,7 +96,7 @@ void SageCall::attend(void* workspace, int num_sms, void* stream) const {
   args.k_scale = at<float>(workspace, layout_.k_scale);
   args.v_scale = at<float>(workspace, layout_.v_scale);
   if (smooths() && shape_.has_lse) args.lse_shift = at<float>(workspace, layout_.lse_shift);
-  launch_sage(args, shape_.dim, options_.arithmetic == SageArithmetic::relaxed, num_sms, stream);
+  launch_sage(args, shape_.dim, options_.rounding == SageRounding::relaxed, num_sms, stream);
 }
 
 int64_t sage_attention_workspace(const DenseInputs& inputs, const DenseOutputs& outputs,

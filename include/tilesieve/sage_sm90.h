@@ -15,11 +15,11 @@ namespace sm90 {
 // exact    SageAttention 2's arithmetic for sm90, operation by operation
 // relaxed  the tensor cores add up eight blocks of keys before f32 does: faster, a little less precise, most so where
 //          values have an offset
-enum class SageArithmetic : uint8_t { exact, relaxed };
-SageArithmetic parse_sage_arithmetic(std::string_view name);  // Error when unknown
+enum class SageRounding : uint8_t { exact, relaxed };
+SageRounding parse_sage_rounding(std::string_view name);  // Error when unknown
 
 struct SageCallOptions : DenseOptions {
-  SageArithmetic arithmetic = SageArithmetic::exact;
+  SageRounding rounding = SageRounding::exact;
   SageGroups groups = SageGroups::per_thread;  // of numbers that share an INT8 scale
   bool smooth_k = true;                        // take the mean key off the keys
 };

@@ -19,7 +19,7 @@ class SageCall {
  public:
   // `stream` None is the current stream of q's library.
   SageCall(nb::handle q, nb::handle k, nb::handle v, nb::handle out, nb::handle lse, nb::handle tensor_layout,
-           nb::handle arithmetic, nb::handle groups, nb::handle causal, nb::handle smooth_k, nb::handle softmax_scale,
+           nb::handle rounding, nb::handle groups, nb::handle causal, nb::handle smooth_k, nb::handle softmax_scale,
            nb::handle stream)
       : stream_(stream.is_none() ? stream_of(q) : Stream(reinterpret_cast<void*>(nb::cast<intptr_t>(stream)))),
         q_("q", q, Access::read, stream_),
@@ -32,7 +32,7 @@ class SageCall {
     require("v", v_, "as k");
     options_.layout = renamed("layout", "tensor_layout",
                               [&] { return sm90::parse_dense_layout(text("tensor_layout", tensor_layout)); });
-    options_.arithmetic = sm90::parse_sage_arithmetic(text("arithmetic", arithmetic));
+    options_.rounding = sm90::parse_sage_rounding(text("rounding", rounding));
     options_.groups = parse_sage_groups(text("groups", groups));
     options_.causal = flag("causal", causal);
     options_.smooth_k = flag("smooth_k", smooth_k);
@@ -74,7 +74,7 @@ void bind_sage(nb::module_& module) {
   nb::class_<SageCall>(module, "SageCall")
       .def(nb::init<nb::handle, nb::handle, nb::handle, nb::handle, nb::handle, nb::handle, nb::handle, nb::handle,
                     nb::handle, nb::handle, nb::handle, nb::handle>(),
-           "q"_any, "k"_any, "v"_any, "out"_any, "lse"_any, "tensor_layout"_any, "arithmetic"_any, "groups"_any,
+           "q"_any, "k"_any, "v"_any, "out"_any, "lse"_any, "tensor_layout"_any, "rounding"_any, "groups"_any,
            "causal"_any, "smooth_k"_any, "softmax_scale"_any, "stream"_any)
       .def_prop_ro("workspace_bytes", &SageCall::workspace_bytes)
       .def("run", &SageCall::run, "workspace"_any);

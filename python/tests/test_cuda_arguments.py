@@ -247,7 +247,7 @@ def test_what_cuda_alone_has_is_refused_on_the_cpu(argument: str) -> None:
 @pytest.mark.parametrize(("change", "words"), [
     ({"q": Q}, "q: lies on the CPU, expected an array on a CUDA device"),
     ({"tensor_layout": "dhn"}, "tensor_layout: got 'dhn', expected nhd or hnd"),
-    ({"arithmetic": "fast"}, "arithmetic: got 'fast', expected exact or relaxed"),
+    ({"rounding": "fast"}, "rounding: got 'fast', expected exact or relaxed"),
     ({"groups": "all"}, "groups: got 'all'"),
     ({"k": zeros(300, 3, 64)}, "k: got 3 KV heads for 4 query heads"),
     ({"v": zeros(299, 2, 64)}, r"v: got bf16\[299, 2, 64\]"),

@@ -173,7 +173,8 @@ def _window_sums(x: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
     height, width = x.shape[0] // 4, x.shape[1] // 4
     cells = x[: 4 * height, : 4 * width].reshape(height, 4, width, 4).sum(axis=(1, 3))
     pairs = cells[1:] + cells[:-1]
-    return pairs[:, 1:] + pairs[:, :-1]
+    windows: npt.NDArray[np.int64] = pairs[:, 1:] + pairs[:, :-1]
+    return windows
 
 
 def _detail(frame: Luma) -> float:

@@ -77,7 +77,7 @@ DenseDevice::DenseDevice(const DenseCase& c, DenseForm form) : case_(c), form_(f
   options_.causal = p.causal;
   options_.groups = c.groups;
   options_.softmax_scale = p.scale();
-  options_.arithmetic = form == DenseForm::relaxed ? sm90::SageArithmetic::relaxed : sm90::SageArithmetic::exact;
+  options_.rounding = form == DenseForm::relaxed ? sm90::SageRounding::relaxed : sm90::SageRounding::exact;
   if (form == DenseForm::bf16) return;
   workspace_ = DeviceMemory(sm90::sage_attention_workspace(inputs_, outputs_, options_));
   workspace_.fill(0xff);

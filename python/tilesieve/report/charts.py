@@ -106,7 +106,7 @@ def draw_route(view: RouteView, frames: Pixels, chosen: Sequence[int] | None = N
 
 def _draw_strip(axis: Any, view: RouteView) -> None:
     shares = 100 * view.share_of_frames()
-    has_source = view.source.any(axis=(1, 2))
+    has_source = np.asarray(view.source.any(axis=(1, 2)))
     colours = ["#E69F00" if own else "#0072B2" for own in has_source]
     axis.bar(np.arange(len(shares)), shares, color=colours, edgecolor="white", linewidth=0.4,
              hatch=["///" if own else "" for own in has_source])
