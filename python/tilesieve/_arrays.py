@@ -109,7 +109,7 @@ def new_like(x: Any) -> Any:
 
 def new_lse(q: Any) -> Any:
     """An array for the lse of the outputs."""
-    return new_array(q, q.shape[:2], "float32", "lse")
+    return new_array(q, q.shape[:-1], "float32", "lse")
 
 
 def outputs(q: Any, out: Any, lse: Any, return_lse: bool) -> tuple[Any, Any]:

@@ -31,12 +31,9 @@ def attend_on_cuda(
     """`attend` where q lies on a CUDA device, and with a choice `sparse_prefill`."""
     _refuse_cpu_arguments(num_threads, isa, progress, arithmetic)
     handle = handle_of(stream)
-    if handle is not None:  # what q's library allocates belongs to its current stream, and may be reused there
-        lengths = ("kv_lens", kv_lens) if block_table is not None else ("cu_seqlens_kv", cu_seqlens_kv)
-        for name, array in (("out", out), ("workspace", workspace), ("lse", lse if return_lse else out),
-                            ("cu_seqlens_q", cu_seqlens_q), lengths):
-            if array is None:
-                raise _core.Error(f"{name}: got None, needed with a stream")
+    lengths = {"kv_lens": kv_lens} if block_table is not None else {"cu_seqlens_kv": cu_seqlens_kv}
+    require_with_stream(handle, out=out, workspace=workspace, lse=lse if return_lse else out,
+                        cu_seqlens_q=cu_seqlens_q, **lengths)
     cu_seqlens_q, cu_seqlens_kv = _lengths(q, k, cu_seqlens_q, cu_seqlens_kv, block_table)
     out, lse = outputs(q, out, lse, return_lse)
     call = _core.PrefillCall(q, k, v, block_index, cu_seqlens_q, cu_seqlens_kv, kv_lens, block_table, q_scale, k_scale,
@@ -126,6 +123,15 @@ def _lengths(q: Any, k: Any, cu_seqlens_q: Any, cu_seqlens_kv: Any, block_table:
     if cu_seqlens_q is None:
         cu_seqlens_q = whole_sequence(q, q, "cu_seqlens_q")
     return cu_seqlens_q, cu_seqlens_kv
+
+
+def require_with_stream(handle: int | None, **arrays: Any) -> None:
+    """What q's library allocates belongs to its current stream, and may be reused there: no such arrays elsewhere."""
+    if handle is None:
+        return
+    for name, array in arrays.items():
+        if array is None:
+            raise _core.Error(f"{name}: got None, needed with a stream")
 
 
 def handle_of(stream: Any) -> int | None:

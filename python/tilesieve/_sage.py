@@ -6,8 +6,8 @@ from __future__ import annotations
 from typing import Any, Literal, TypeVar, overload
 
 from . import _core
-from ._arrays import Array, new_array, new_out, on_cuda
-from ._prefill import handle_of
+from ._arrays import Array, new_array, on_cuda, outputs
+from ._prefill import handle_of, require_with_stream
 
 A = TypeVar("A", bound=Array)
 
@@ -49,14 +49,8 @@ def sage_attention(
     if not on_cuda(q):
         raise _core.Error("q: lies on the CPU, expected an array on a CUDA device")
     handle = handle_of(stream)
-    if handle is not None:  # what q's library allocates belongs to its current stream, and may be reused there
-        for name, array in (("out", out), ("workspace", workspace), ("lse", lse if return_lse else out)):
-            if array is None:
-                raise _core.Error(f"{name}: got None, needed with a stream")
-    if out is None:
-        out = new_out(q)
-    if lse is None and return_lse:
-        lse = new_array(q, tuple(q.shape[:-1]), "float32", "lse")
+    require_with_stream(handle, out=out, workspace=workspace, lse=lse if return_lse else out)
+    out, lse = outputs(q, out, lse, return_lse)
     call = _core.SageCall(q, k, v, out, lse, tensor_layout, rounding, groups, causal, smooth_k, softmax_scale, handle)
     if workspace is None:
         workspace = new_array(q, (call.workspace_bytes,), "uint8", "workspace")

@@ -102,6 +102,17 @@ void check_apart(const AttentionInputs& inputs, const AttentionOutputs& outputs,
   }
 }
 
+void check_operands(const Problem& problem, const Int8Operands* operands, const Kernel& kernel) {
+  if ((operands != nullptr) != (problem.arithmetic == Arithmetic::int8)) {
+    fail("operands: {} for the arithmetic {}", operands != nullptr ? "given" : "missing", name_of(problem.arithmetic));
+  }
+  if (operands == nullptr) return;
+  if (operands->problem != problem) fail("operands: were made for another problem than '{}'", problem.to_line());
+  if (operands->isa != kernel.isa) {
+    fail("operands: were made for {}, the kernel is {}", name_of(operands->isa), kernel.name);
+  }
+}
+
 }  // namespace
 
 void check_plan(const Problem& problem, const Plan& plan, LoopOrder loop_order) {
@@ -116,21 +127,6 @@ void check_plan(const Problem& problem, const Plan& plan, LoopOrder loop_order) 
     fail("plan.q_rows_per_tile: got 0 (gathered) for blocks of {} queries, expected a tile", problem.q_block_size);
   }
 }
-
-namespace {
-
-void check_operands(const Problem& problem, const Int8Operands* operands, const Kernel& kernel) {
-  if ((operands != nullptr) != (problem.arithmetic == Arithmetic::int8)) {
-    fail("operands: {} for the arithmetic {}", operands != nullptr ? "given" : "missing", name_of(problem.arithmetic));
-  }
-  if (operands == nullptr) return;
-  if (operands->problem != problem) fail("operands: were made for another problem than '{}'", problem.to_line());
-  if (operands->isa != kernel.isa) {
-    fail("operands: were made for {}, the kernel is {}", name_of(operands->isa), kernel.name);
-  }
-}
-
-}  // namespace
 
 void check_inputs(const Problem& problem, const AttentionInputs& inputs, const AttentionOutputs& outputs,
                   const TensorView& workspace) {

@@ -15,39 +15,11 @@ namespace tilesieve {
 TILESIEVE_VECTOR_TABLE(AttendOps, kAttendOps)
 TILESIEVE_IF_X86(TILESIEVE_DECLARE_IN(avx512_bf16, AttendOps, kAttendOps)
                      TILESIEVE_DECLARE_IN(amx, AttendOps, kAttendOps))
-TILESIEVE_DECLARE_IN(portable, AttendOps, kInt8AttendOps)
-TILESIEVE_IF_X86(TILESIEVE_DECLARE_IN(avx2, AttendOps, kInt8AttendOps)
-                     TILESIEVE_DECLARE_IN(avx512_vnni, AttendOps, kInt8AttendOps)
-                         TILESIEVE_DECLARE_IN(amx, AttendOps, kInt8AttendOps))
-
-namespace {
-
-const AttendOps& int8_attend_ops(Isa isa) {
-  switch (isa) {
-#if defined(TILESIEVE_HAS_amx)
-    case Isa::amx:
-      return amx::kInt8AttendOps;
-#endif
-#if defined(TILESIEVE_HAS_avx512_vnni)
-    case Isa::avx512_vnni:
-      return avx512_vnni::kInt8AttendOps;
-#endif
-#if defined(TILESIEVE_HAS_avx2)
-    case Isa::avx2:
-      return avx2::kInt8AttendOps;
-#endif
-    case Isa::portable:
-      return portable::kInt8AttendOps;
-    default:
-      fail("execution.isa: {} has no kernels in int8", name_of(isa));
-  }
-}
-
-}  // namespace
+TILESIEVE_INT8_TABLE(AttendOps, kInt8AttendOps)
 
 const AttendOps& attend_ops(Isa isa, Arithmetic arithmetic) {
+  if (arithmetic == Arithmetic::int8) return TILESIEVE_INT8_PICK(isa, kInt8AttendOps);
   check_available(isa);
-  if (arithmetic == Arithmetic::int8) return int8_attend_ops(isa);
   switch (isa) {
 #if defined(TILESIEVE_HAS_avx512_bf16)
     case Isa::avx512_bf16:

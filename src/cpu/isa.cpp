@@ -127,6 +127,16 @@ Isa vector_isa(Isa isa) {
   return std::min(isa, Isa::avx512);
 }
 
+Isa int8_isa(Isa isa) {
+  constexpr Isa kBestFirst[] = {Isa::amx, Isa::avx512_vnni, Isa::avx2, Isa::portable};
+  if (isa == Isa::best) return *std::find_if(std::begin(kBestFirst), std::end(kBestFirst), is_available);
+  check_available(isa);
+  if (std::find(std::begin(kBestFirst), std::end(kBestFirst), isa) == std::end(kBestFirst)) {
+    fail("execution.isa: {} has no kernels in int8", name_of(isa));
+  }
+  return isa;
+}
+
 const BlockMaxOps* block_max_ops([[maybe_unused]] Isa isa, [[maybe_unused]] DType rows, [[maybe_unused]] DType keys) {
 #if defined(TILESIEVE_HAS_amx)
   const auto exact = [](DType dtype) { return dtype == DType::bf16 || dtype == DType::f8_e4m3; };

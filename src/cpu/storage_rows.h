@@ -7,6 +7,11 @@
 
 namespace tilesieve::TILESIEVE_ISA {
 
+// Of one number in a storage format.
+TILESIEVE_INLINE int64_t storage_bytes(DType dtype) {
+  return dtype == DType::f32 ? 4 : dtype == DType::f8_e4m3 ? 1 : 2;
+}
+
 // Whole vectors, then a last part through a padded copy.
 template <int kBytes, class Load>
 TILESIEVE_INLINE void widen_row(const uint8_t* source, int64_t count, float* row, const Load& load) {

@@ -15,15 +15,9 @@
 namespace tilesieve {
 
 TILESIEVE_VECTOR_TABLE(Int8RowOps, kInt8RowOps)
-TILESIEVE_DECLARE_IN(portable, Int8BlockOps, kInt8BlockOps)
-TILESIEVE_IF_X86(TILESIEVE_DECLARE_IN(avx2, Int8BlockOps, kInt8BlockOps)
-                     TILESIEVE_DECLARE_IN(avx512_vnni, Int8BlockOps, kInt8BlockOps)
-                         TILESIEVE_DECLARE_IN(amx, Int8BlockOps, kInt8BlockOps))
+TILESIEVE_INT8_TABLE(Int8BlockOps, kInt8BlockOps)
 
 namespace {
-
-// Sets with kernels in 8 bits, best first.
-constexpr Isa kInt8Isas[] = {Isa::amx, Isa::avx512_vnni, Isa::avx2, Isa::portable};
 
 // Blocks that one work item adds up, then quantises. The items' sums are added in order, whatever the number of
 // threads.
@@ -65,31 +59,9 @@ int64_t row_bytes_of_head(const Problem& problem) {
 
 }  // namespace
 
-Isa best_int8_isa() { return *std::find_if(std::begin(kInt8Isas), std::end(kInt8Isas), is_available); }
-
 const Int8RowOps& int8_row_ops(Isa isa) { return TILESIEVE_VECTOR_PICK(isa, kInt8RowOps); }
 
-const Int8BlockOps& int8_block_ops(Isa isa) {
-  check_available(isa);
-  switch (isa) {
-#if defined(TILESIEVE_HAS_amx)
-    case Isa::amx:
-      return amx::kInt8BlockOps;
-#endif
-#if defined(TILESIEVE_HAS_avx512_vnni)
-    case Isa::avx512_vnni:
-      return avx512_vnni::kInt8BlockOps;
-#endif
-#if defined(TILESIEVE_HAS_avx2)
-    case Isa::avx2:
-      return avx2::kInt8BlockOps;
-#endif
-    case Isa::portable:
-      return portable::kInt8BlockOps;
-    default:
-      fail("execution.isa: {} has no kernels in int8", name_of(isa));
-  }
-}
+const Int8BlockOps& int8_block_ops(Isa isa) { return TILESIEVE_INT8_PICK(isa, kInt8BlockOps); }
 
 int64_t int8_heads_at_a_time(const Problem& problem, Isa isa) {
   const int64_t blocks =
@@ -104,7 +76,7 @@ Int8Operands quantize_int8(const Problem& problem, const Int8Inputs& inputs, int
     fail("head_begin: got heads {} to {} of {}", head_begin, head_begin + num_heads, problem.num_kv_heads);
   }
   const SequenceTable table(problem);
-  const Isa isa = execution.isa == Isa::best ? best_int8_isa() : execution.isa;
+  const Isa isa = int8_isa(execution.isa);
   const Int8BlockOps& block_ops = int8_block_ops(isa);
   const Int8RowOps& row_ops = int8_row_ops(isa);
   const int64_t head_dim = problem.head_dim, group = problem.group_size(), total_q = problem.total_q();

@@ -10,14 +10,11 @@ namespace {
 
 int64_t block_bytes(int64_t head_dim, int64_t kv_block_size) { return AmxInt8Block::bytes(head_dim, kv_block_size); }
 
-// Up to kInt8KeyGroup keys, in groups of 16, under one scale. `rows` is scratch, its padding 0.
-void quantize_keys(const StoredKeys& k, const uint8_t* first, int64_t num_keys, int64_t head_dim, const float* mean,
-                   WideRows<kInt8KeyGroup>& rows, uint8_t* tiles, float* scale) {
-  const int64_t channels = Int8Row::channels(head_dim);
-  const Codes codes = load_keys(k, first, num_keys, head_dim, mean, rows);
-  *scale = codes.scale;
+// Up to kInt8KeyGroup keys in groups of 16.
+void store_keys(int64_t num_keys, int64_t head_dim, const WideRows<kInt8KeyGroup>& rows, const Codes& codes,
+                uint8_t* tiles) {
   for (int64_t j = 0; j < round_to_pairs(num_keys); j += kTileSide) {
-    for (int64_t c = 0; c < channels; c += kTileQuads) {
+    for (int64_t c = 0; c < Int8Row::channels(head_dim); c += kTileQuads) {
       alignas(64) uint8_t stored[kTileSide][kTileQuads];
       Vec::Reg quads[kTileSide];
       for (int i = 0; i < kTileSide; ++i) {
@@ -46,15 +43,12 @@ bool all_finite(const uint8_t* tiles, int64_t bytes) {
 void quantize_block(const StoredKeys& k, const StoredKeys& v, int64_t block, int64_t num_keys, int64_t head_dim,
                     const float* mean, const float* /*v_scale*/, uint8_t* place, int64_t kv_block_size) {
   const AmxInt8Block target = AmxInt8Block::at(place, head_dim, kv_block_size);
-  WideRows<1> wide_mean(head_dim);
-  wide_mean.load(0, DType::f32, reinterpret_cast<const uint8_t*>(mean), head_dim);
-  WideRows<kInt8KeyGroup> rows(head_dim);
-  for (int64_t j = 0; j < num_keys; ++j) prefetch_row(v.block(block) + j * v.key_stride, v.dtype, head_dim);
-  for (int64_t j = 0; j < num_keys; j += kInt8KeyGroup) {
-    quantize_keys(k, k.block(block) + j * k.key_stride, num_keys - j < kInt8KeyGroup ? num_keys - j : kInt8KeyGroup,
-                  head_dim, wide_mean.numbers[0], rows, target.keys + j * Int8Row::channels(head_dim),
-                  target.scales + j / kInt8KeyGroup);
-  }
+  RowsAhead{v.block(block), v.key_stride, num_keys, head_dim * storage_bytes(v.dtype)}.prefetch(0, num_keys);
+  for_each_key_group(k, block, num_keys, head_dim, mean,
+                     [&](int64_t first, int64_t count, const WideRows<kInt8KeyGroup>& rows, const Codes& codes) {
+                       target.scales[first / kInt8KeyGroup] = codes.scale;
+                       store_keys(count, head_dim, rows, codes, target.keys + first * Int8Row::channels(head_dim));
+                     });
   store_value_tiles(v.dtype, v.block(block), v.key_stride, num_keys, head_dim, target.values);
   *target.plain_values = all_finite(target.values, AmxInt8Block::values_bytes(head_dim, num_keys)) ? 1 : 0;
 }

@@ -10,11 +10,8 @@ namespace {
 
 int64_t block_bytes(int64_t head_dim, int64_t kv_block_size) { return CodeBlock::bytes(head_dim, kv_block_size); }
 
-// Up to kInt8KeyGroup keys under one scale. `rows` is scratch, its padding 0.
-void quantize_keys(const StoredKeys& k, const uint8_t* first, int64_t num_keys, int64_t head_dim, const float* mean,
-                   WideRows<kInt8KeyGroup>& rows, CodeUnit* target, int32_t* start, float* scale) {
-  const Codes codes = load_keys(k, first, num_keys, head_dim, mean, rows);
-  *scale = codes.scale;
+void store_keys(int64_t num_keys, int64_t head_dim, const WideRows<kInt8KeyGroup>& rows, const Codes& codes,
+                CodeUnit* target, int32_t* start) {
   for (int64_t j = 0; j < num_keys; ++j, target += head_dim / kCodesPerUnit) {
     alignas(64) uint8_t stored[256];
     for (int64_t c = 0; c < head_dim; c += Vec::kLanes) codes.store(Vec::load(rows.numbers[j] + c), stored + c);
@@ -64,14 +61,12 @@ void quantize_values(const StoredKeys& v, const uint8_t* first, int64_t num_keys
 void quantize_block(const StoredKeys& k, const StoredKeys& v, int64_t block, int64_t num_keys, int64_t head_dim,
                     const float* mean, const float* v_scale, uint8_t* place, int64_t kv_block_size) {
   const CodeBlock target = CodeBlock::at(place, head_dim, kv_block_size);
-  WideRows<1> wide_mean(head_dim);
-  wide_mean.load(0, DType::f32, reinterpret_cast<const uint8_t*>(mean), head_dim);
-  WideRows<kInt8KeyGroup> rows(head_dim);
-  for (int64_t j = 0; j < num_keys; j += kInt8KeyGroup) {
-    quantize_keys(k, k.block(block) + j * k.key_stride, num_keys - j < kInt8KeyGroup ? num_keys - j : kInt8KeyGroup,
-                  head_dim, wide_mean.numbers[0], rows, target.keys + j * head_dim / kCodesPerUnit, target.start + j,
-                  target.scales + j / kInt8KeyGroup);
-  }
+  for_each_key_group(k, block, num_keys, head_dim, mean,
+                     [&](int64_t first, int64_t count, const WideRows<kInt8KeyGroup>& rows, const Codes& codes) {
+                       target.scales[first / kInt8KeyGroup] = codes.scale;
+                       store_keys(count, head_dim, rows, codes, target.keys + first * head_dim / kCodesPerUnit,
+                                  target.start + first);
+                     });
   quantize_values(v, v.block(block), num_keys, head_dim, v_scale, target.values, target.not_finite);
 }
 

@@ -28,9 +28,6 @@ struct Int8BlockOps {
                          const float* mean, const float* v_scale, uint8_t* target, int64_t kv_block_size);
 };
 
-// The best set of this machine that has kernels in 8 bits.
-Isa best_int8_isa();
-
 const Int8RowOps& int8_row_ops(Isa isa);
 // Throws Error when the set has none, or this machine lacks it.
 const Int8BlockOps& int8_block_ops(Isa isa);

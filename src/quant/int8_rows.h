@@ -3,16 +3,11 @@
 #pragma once
 
 #include "cpu/int8_layout.h"
+#include "cpu/row_tile.h"
 #include "cpu/storage_rows.h"
 #include "cpu/stored_keys.h"
 
 namespace tilesieve::TILESIEVE_ISA {
-
-// Brings a stored row near. Rows of one head lie all heads' numbers apart, and the hardware does not see them coming.
-TILESIEVE_INLINE void prefetch_row(const uint8_t* stored, DType dtype, int64_t head_dim) {
-  const int64_t bytes = head_dim * (dtype == DType::f32 ? 4 : dtype == DType::f8_e4m3 ? 1 : 2);
-  for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(stored + i, 0, 2);
-}
 
 // Stored rows in f32, padded with 0 to whole steps of channels.
 template <int kRows>
@@ -28,10 +23,11 @@ struct WideRows {
   TILESIEVE_INLINE void load(int64_t row, DType dtype, const uint8_t* stored, int64_t head_dim) {
     load_row(dtype, stored, head_dim, numbers[row]);
   }
-  // The same of one of many rows, `stride` bytes apart.
+  // The same of one of many rows, `stride` bytes apart: rows of one head lie all heads' numbers apart, and the hardware
+  // does not see them coming.
   TILESIEVE_INLINE void load_next(int64_t row, DType dtype, const uint8_t* stored, int64_t stride, int64_t head_dim) {
     constexpr int64_t kRowsAhead = 16;
-    prefetch_row(stored + kRowsAhead * stride, dtype, head_dim);
+    RowsAhead{stored, stride, 0, head_dim * storage_bytes(dtype)}.prefetch(kRowsAhead, kRowsAhead + 1);
     load(row, dtype, stored, head_dim);
   }
 };
@@ -81,19 +77,26 @@ struct Codes {
   }
 };
 
-// rows = up to kInt8KeyGroup keys less their mean; gives what makes codes of them.
-inline Codes load_keys(const StoredKeys& k, const uint8_t* first, int64_t num_keys, int64_t head_dim, const float* mean,
-                       WideRows<kInt8KeyGroup>& rows) {
-  Largest largest;
-  for (int64_t j = 0; j < num_keys; ++j) {
-    rows.load_next(j, k.dtype, first + j * k.key_stride, k.key_stride, head_dim);
-    for (int64_t c = 0; c < head_dim; c += Vec::kLanes) {
-      const Vec::Reg x = Vec::sub(Vec::load(rows.numbers[j] + c), Vec::load(mean + c));
-      largest.see(x);
-      Vec::store(rows.numbers[j] + c, x);
+// take(first key, keys, rows of them less their mean, codes) for the groups of a block's keys that share a scale.
+template <class Take>
+TILESIEVE_INLINE void for_each_key_group(const StoredKeys& k, int64_t block, int64_t num_keys, int64_t head_dim,
+                                         const float* mean, const Take& take) {
+  WideRows<1> wide_mean(head_dim);
+  wide_mean.load(0, DType::f32, reinterpret_cast<const uint8_t*>(mean), head_dim);
+  WideRows<kInt8KeyGroup> rows(head_dim);
+  for (int64_t first = 0; first < num_keys; first += kInt8KeyGroup) {
+    const int64_t count = num_keys - first < kInt8KeyGroup ? num_keys - first : kInt8KeyGroup;
+    Largest largest;
+    for (int64_t j = 0; j < count; ++j) {
+      rows.load_next(j, k.dtype, k.block(block) + (first + j) * k.key_stride, k.key_stride, head_dim);
+      for (int64_t c = 0; c < head_dim; c += Vec::kLanes) {
+        const Vec::Reg x = Vec::sub(Vec::load(rows.numbers[j] + c), Vec::load(wide_mean.numbers[0] + c));
+        largest.see(x);
+        Vec::store(rows.numbers[j] + c, x);
+      }
     }
+    take(first, count, rows, Codes(largest.value()));
   }
-  return Codes(largest.value());
 }
 
 }  // namespace tilesieve::TILESIEVE_ISA

@@ -15,19 +15,9 @@
 
 #include "attend/cpu/loop_forms.h"
 #include "cpu/amx_tiles.h"
+#include "cpu/exp2_for_bf16.h"
 
 namespace tilesieve::TILESIEVE_ISA {
-
-// 2^x for x <= 0, to 3e-6: the weights are rounded to bf16 next. f = x - floor(x) lies in [0, 1), coefficients fitted
-// by Lawson's iteration on the relative error. -inf gives 0, NaN stays NaN.
-TILESIEVE_INLINE Vec::Reg exp2_for_bf16(Vec::Reg x) {
-  const Vec::Reg f = _mm512_reduce_ps(x, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);
-  Vec::Reg p = Vec::fma(Vec::set1(0.013426687568426132f), f, Vec::set1(0.0522424690425396f));
-  p = Vec::fma(p, f, Vec::set1(0.2412802129983902f));
-  p = Vec::fma(p, f, Vec::set1(0.6930448412895203f));
-  p = Vec::fma(p, f, Vec::set1(1.0f));
-  return _mm512_scalef_ps(p, x);  // by floor(x)
-}
 
 // Lines of memory to bring into the L2, a few at a time: all of a block's 1,024 at once would wait for one another.
 struct LinesAhead {
@@ -130,7 +120,7 @@ struct AmxEngine {
     store_value_tiles(t.v.dtype, t.v.block(block), t.v.key_stride, num_keys, t.head_dim, b.values);
     if (next_block >= 0) {
       const int64_t count = t.num_keys(next_block);
-      const int64_t row_bytes = t.head_dim * (t.k.dtype == DType::f8_e4m3 ? 1 : 2);
+      const int64_t row_bytes = t.head_dim * storage_bytes(t.k.dtype);
       b.next_keys = {t.k.block(next_block), t.k.key_stride, count, row_bytes};
       b.next_values = {t.v.block(next_block), t.v.key_stride, count, row_bytes};
       b.lines_per_row = (count * ((row_bytes + 63) / 64) + num_rows - 1) / num_rows;
@@ -395,8 +385,8 @@ struct AmxEngine {
     const Vec::Reg shift = Vec::set1(m == -__builtin_inff() ? 0.0f : m);
     Vec::Reg sum = Vec::zero(), other = Vec::zero();
     for (int64_t j = 0; j < keys; j += 2 * Vec::kLanes) {
-      const Vec::Reg p = exp2_for_bf16(Vec::sub(Vec::mul(Vec::load(row + j), scale), shift));
-      const Vec::Reg q = exp2_for_bf16(Vec::sub(Vec::mul(Vec::load(row + j + Vec::kLanes), scale), shift));
+      const Vec::Reg p = exp2_for_bf16(Vec::sub(Vec::mul(Vec::load(row + j), scale), shift), kExp2To3e6);
+      const Vec::Reg q = exp2_for_bf16(Vec::sub(Vec::mul(Vec::load(row + j + Vec::kLanes), scale), shift), kExp2To3e6);
       sum = Vec::add(sum, p);
       other = Vec::add(other, q);
       _mm512_storeu_si512(row + j / 2, (__m512i)_mm512_cvtne2ps_pbh(q, p));

@@ -16,6 +16,7 @@
 // neighbours or on how blocks meet in chunks.
 #include "attend/cpu/loop_forms.h"
 #include "cpu/amx_int8_block.h"
+#include "cpu/exp2_for_bf16.h"
 
 namespace tilesieve::TILESIEVE_ISA {
 
@@ -26,16 +27,6 @@ constexpr int kRowsPerTile = 8 * kStripRows;  // as the planner counts: a run of
 constexpr int64_t kChunkKeys = 256;           // 34 KiB of scores, in the L1 with a strip of queries
 constexpr int kMaxChunkBlocks = kChunkKeys / kTilePairs;
 constexpr float kSlack = 8.0f;  // log2 units
-
-// 2^x to 1e-4: the weights are rounded to bf16, 2e-3, next. f = x - floor(x) lies in [0, 1), coefficients fitted by
-// Lawson's iteration on the relative error, exact at 0. -inf gives 0, NaN stays NaN.
-TILESIEVE_INLINE Vec::Reg exp2_for_int8(Vec::Reg x) {
-  const Vec::Reg f = _mm512_reduce_ps(x, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);
-  Vec::Reg p = Vec::fma(Vec::set1(0.07706709951162338f), f, Vec::set1(0.2276449203491211f));
-  p = Vec::fma(p, f, Vec::set1(0.6951168179512024f));
-  p = Vec::fma(p, f, Vec::set1(1.0f));
-  return _mm512_scalef_ps(p, x);  // by floor(x)
-}
 
 int64_t columns_for(int64_t kv_block_size) {
   return round_to_pairs(kv_block_size) > kChunkKeys ? round_to_pairs(kv_block_size) : kChunkKeys;
@@ -228,7 +219,7 @@ class Strip {
 
     const Vec::Reg shift = Vec::set1(m == -__builtin_inff() ? 0.0f : m);
     const auto weight = [&](int64_t j, Vec::Reg scale) {
-      return exp2_for_int8(_mm512_fmsub_ps(_mm512_cvtepi32_ps(load(j)), scale, shift));
+      return exp2_for_bf16(_mm512_fmsub_ps(_mm512_cvtepi32_ps(load(j)), scale, shift), kExp2To9e5);
     };
     uint8_t* weights = reinterpret_cast<uint8_t*>(run_.scores + r * run_.score_stride) + 2 * column_;
     const auto store = [&](int64_t j, Vec::Reg p, Vec::Reg q) {

@@ -161,7 +161,7 @@ struct LaneEngine {
       }
       b.keys = {keys, row_units, num_keys};
     }
-    const int64_t row_bytes = t.head_dim * size_of(t.k.dtype);
+    const int64_t row_bytes = t.head_dim * storage_bytes(t.k.dtype);
     if (next_block >= 0) {
       const int64_t count = t.num_keys(next_block);
       b.ahead_of_next = {t.k.block(next_block), t.k.key_stride, count, row_bytes};
@@ -217,8 +217,6 @@ struct LaneEngine {
     kDetach,  // m and l are carried on, o_t holds this block's share alone, factor says what remains of the earlier
     kAlone,   // m, l and o_t are this block's
   };
-
-  static int64_t size_of(DType dtype) { return dtype == DType::f32 ? 4 : dtype == DType::f8_e4m3 ? 1 : 2; }
 
   // Calls take(first lane, lanes, column, columns, o_t of them, step) for each square of the tile's o_t.
   template <class Take>
