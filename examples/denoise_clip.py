@@ -12,6 +12,7 @@ import math
 import sys
 import time
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -79,6 +80,14 @@ class Study:
     @property
     def segments(self) -> str:
         return "video:" + "x".join(map(str, self.clip.grid))
+
+    @cached_property
+    def noisy_psnr(self) -> float:
+        """dB, of the clip that is denoised against the clean one."""
+        import numpy as np
+        import tilesieve
+
+        return tilesieve.quality(np.clip(self.noisy, 0, 1), self.clip.frames).psnr.mean
 
     def layout(self, route: str) -> dict[str, Any]:
         """The arguments of a call that say the order of tokens."""
@@ -210,13 +219,6 @@ def settings(study: Study) -> list[tuple[str, str]]:
     ]
 
 
-def noisy_psnr(study: Study) -> float:
-    import numpy as np
-    import tilesieve
-
-    return tilesieve.quality(np.clip(study.noisy, 0, 1), study.clip.frames).psnr.mean
-
-
 RUN_COLUMNS = ("route", "budget", "arithmetic", "mass", "floor", "ceiling", "PSNR, dB", "SSIM", "Laplacian loss, %",
                "seconds")
 
@@ -232,7 +234,7 @@ def run_rows(study: Study, head: int) -> list[list[str]]:
 def print_study(study: Study) -> None:
     for name, value in settings(study):
         print(f"{name + ':':14s} {value}")
-    print(f"\nnoisy clip: PSNR {noisy_psnr(study):.2f} dB")
+    print(f"\nnoisy clip: PSNR {study.noisy_psnr:.2f} dB")
     for head, bandwidth in enumerate(study.bandwidths):
         boxes = study.search["layers"][0]["boxes"]
         print(f"\nh = {bandwidth:.4f}; 3D: boxes of {boxes[head]}. PSNR against the clean clip, SSIM and Laplacian "
@@ -256,7 +258,7 @@ def write_capture(study: Study, path: Path) -> None:
 
 
 def write_json(study: Study, path: Path) -> None:
-    content = {"settings": dict(settings(study)), "noisy_psnr": noisy_psnr(study), "layout_search": study.search,
+    content = {"settings": dict(settings(study)), "noisy_psnr": study.noisy_psnr, "layout_search": study.search,
                "bandwidths": study.bandwidths, "runs": [vars(run) for run in study.runs],
                "verdicts": verdicts(study)}
     path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")

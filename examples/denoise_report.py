@@ -91,7 +91,7 @@ def route_section(study: Study, token: tuple[int, int, int]) -> report.Section:
 
 def pictures_section(study: Study) -> report.Section:
     frame = len(study.noisy) // 2
-    psnr = demo.noisy_psnr(study)
+    psnr = study.noisy_psnr
     rows = [("clean", as_pixels(study.clip.frames[frame])), (f"noisy, {psnr:.2f} dB", as_pixels(study.noisy[frame]))]
     for route in ("dense", "raster", "3D"):
         run = study.run_of(route, 1.0 if route == "dense" else demo.ARTICLE_BUDGET)
