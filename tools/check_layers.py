@@ -41,6 +41,9 @@ HEADERS["sage"] = _SIZES | {"route", "plan", "attend"}
 HEADERS["index_sm90"] = _SIZES | {"route"}
 HEADERS["dense_sm90"] = {"error", "tensor"}
 HEADERS["sage_sm90"] = HEADERS["sage"] | {"sage", "dense_sm90"}
+HEADERS["video_tables_sm90"] = _SIZES | {"layout"}
+HEADERS["video_sm90"] = (HEADERS["video_tables_sm90"] | HEADERS["sage_sm90"]
+                         | {"video_tables_sm90", "video_route", "veda_route", "sage_sm90"})
 HEADERS["sparse_prefill_sm90"] = _SIZES | {"route", "plan"}
 HEADERS["tilesieve"] = set(HEADERS)  # the umbrella
 
@@ -52,7 +55,7 @@ FOLDERS: dict[str, tuple[set[str], set[str]]] = {
     "cpu": ({"base"}, {"execution", "tensor"}),
     "cuda": ({"base"}, {"execution"}),
     "tensor": ({"base", "cpu"}, {"tensor", "sequence", "problem", "dense_sm90"}),
-    "layout": (_BELOW, {"layout", "veda_tiling"}),
+    "layout": (_BELOW, {"layout", "veda_tiling", "video_tables_sm90"}),
     "route": (_BELOW, {"route", "video_route", "veda_route"}),
     "plan": (_BELOW, {"plan"}),
     "quant": (_BELOW, {"quant", "sage"}),

@@ -28,6 +28,8 @@
 #include "tilesieve/video.h"
 #include "tilesieve/video_mass.h"
 #include "tilesieve/video_route.h"
+#include "tilesieve/video_sm90.h"
+#include "tilesieve/video_tables_sm90.h"
 
 namespace [[gnu::visibility("default")]] tilesieve {
 
