@@ -24,6 +24,7 @@
 #include "tilesieve/tensor.h"
 #include "tilesieve/veda_predictor.h"
 #include "tilesieve/veda_route.h"
+#include "tilesieve/veda_sm90.h"
 #include "tilesieve/veda_tiling.h"
 #include "tilesieve/video.h"
 #include "tilesieve/video_mass.h"

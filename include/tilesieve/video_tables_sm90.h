@@ -20,6 +20,7 @@ class VideoTables {
  public:
   // Tiles begin anew with each segment. The layout is of the KV heads. Throws Error where the two do not fit.
   VideoTables(const TokenSequence& sequence, const TokenLayout& layout);
+  explicit VideoTables(VideoTiling tiling);  // that veda_tables() made (veda_sm90.h)
 
   int64_t bytes() const;
   // Copies them to `memory` on the current device, of bytes() bytes aligned to 256, and waits. Throws Error as a call.

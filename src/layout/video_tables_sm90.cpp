@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstring>
 #include <span>
+#include <utility>
 
 #include "base/fail.h"
 #include "base/rounding.h"
@@ -38,8 +39,8 @@ TileSpan own_tiles(const TileSpan& tile, bool is_video, const std::vector<TileSp
   if (!is_video) return {0, static_cast<int32_t>(keys.size())};
   const auto begin = std::partition_point(keys.begin(), keys.end(),
                                           [&](const TileSpan& key) { return key.first + key.length <= tile.first; });
-  const auto end =
-      std::partition_point(begin, keys.end(), [&](const TileSpan& key) { return key.first < tile.first + tile.length; });
+  const auto end = std::partition_point(begin, keys.end(),
+                                        [&](const TileSpan& key) { return key.first < tile.first + tile.length; });
   return {static_cast<int32_t>(begin - keys.begin()), static_cast<int32_t>(end - begin)};
 }
 
@@ -99,6 +100,7 @@ std::vector<std::byte> VideoTiling::place_at(void* memory) {
   on_device.q.order_of_head = on_device.kv.order_of_head = place(order_of_head);
   on_device.own = place(own);
   on_device.is_video = place(is_video);
+  boxes = {place(box_kv_tiles), place(num_routed_boxes)};
   return image;
 }
 
@@ -107,43 +109,49 @@ int64_t VideoTiling::bytes() const {
     return round_up(std::ssize(table) * static_cast<int64_t>(sizeof(table[0])), kTableAlignment);
   };
   return rounded(q_span) + rounded(kv_span) + rounded(own) + rounded(is_video) + rounded(token) +
-         rounded(order_of_head);
+         rounded(order_of_head) + rounded(box_kv_tiles) + rounded(num_routed_boxes);
+}
+
+std::vector<int64_t> VideoTiling::set_layout(const TokenSequence& sequence, const TokenLayout& layout) {
+  sequence.validate();
+  num_tokens = sequence.num_tokens();
+  num_kv_heads = layout.num_heads();
+  if (layout.num_tokens() != num_tokens) {
+    fail("layout: got one of {} tokens, expected the sequence's {}", layout.num_tokens(), num_tokens);
+  }
+  if (num_tokens < 1 || num_tokens > kMostTokens) {
+    fail("sequence: got {} tokens, expected 1 to {}", num_tokens, kMostTokens);
+  }
+  if (num_kv_heads < 1) fail("layout: got no heads");
+  // Heads of equal order share it; raster alone needs no table of tokens.
+  std::vector<int64_t> head_of_order;
+  bool reorders = false;
+  for (int64_t head = 0; head < num_kv_heads; ++head) {
+    const auto known = std::find_if(head_of_order.begin(), head_of_order.end(), [&](int64_t other) {
+      return layout.order(other).data() == layout.order(head).data();
+    });
+    order_of_head.push_back(static_cast<int32_t>(known - head_of_order.begin()));
+    if (known == head_of_order.end()) head_of_order.push_back(head);
+    reorders = reorders || !layout.is_identity(head);
+  }
+  for (size_t order = 0; reorders && order < head_of_order.size(); ++order) {
+    const std::span<const int32_t> tokens = layout.order(head_of_order[order]);
+    token.insert(token.end(), tokens.begin(), tokens.end());
+  }
+  return head_of_order;
 }
 
 VideoTables::VideoTables(const TokenSequence& sequence, const TokenLayout& layout)
     : tiling_(std::make_shared<VideoTiling>()) {
-  sequence.validate();
-  VideoTiling& tiling = *tiling_;
-  tiling.num_tokens = sequence.num_tokens();
-  tiling.num_kv_heads = layout.num_heads();
-  if (layout.num_tokens() != tiling.num_tokens) {
-    fail("layout: got one of {} tokens, expected the sequence's {}", layout.num_tokens(), tiling.num_tokens);
+  size_t num_orders = tiling_->set_layout(sequence, layout).size();
+  if (tiling_->token.empty()) {
+    num_orders = 1;
+    tiling_->order_of_head.clear();
   }
-  if (tiling.num_tokens < 1 || tiling.num_tokens > kMostTokens) {
-    fail("sequence: got {} tokens, expected 1 to {}", tiling.num_tokens, kMostTokens);
-  }
-  if (tiling.num_kv_heads < 1) fail("layout: got no heads");
-  // Heads of equal order share it; raster alone needs no tables of tokens.
-  std::vector<std::span<const int32_t>> orders;
-  bool reorders = false;
-  for (int64_t head = 0; head < tiling.num_kv_heads; ++head) {
-    const std::span<const int32_t> order = layout.order(head);
-    const auto known =
-        std::find_if(orders.begin(), orders.end(), [&](const auto& other) { return other.data() == order.data(); });
-    tiling.order_of_head.push_back(static_cast<int32_t>(known - orders.begin()));
-    if (known == orders.end()) orders.push_back(order);
-    reorders = reorders || !layout.is_identity(head);
-  }
-  if (reorders) {
-    for (const std::span<const int32_t> order : orders) {
-      tiling.token.insert(tiling.token.end(), order.begin(), order.end());
-    }
-  } else {
-    orders.resize(1);
-    tiling.order_of_head.clear();
-  }
-  tiling.set_orders(std::vector<std::vector<Segment>>(orders.size(), sequence.segments));
+  tiling_->set_orders(std::vector<std::vector<Segment>>(num_orders, sequence.segments));
 }
+
+VideoTables::VideoTables(VideoTiling tiling) : tiling_(std::make_shared<VideoTiling>(std::move(tiling))) {}
 
 int64_t VideoTables::bytes() const { return tiling_->bytes(); }
 int64_t VideoTables::num_tokens() const { return tiling_->num_tokens; }

@@ -4,9 +4,11 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "tensor/video_tiles_sm90.h"
+#include "tilesieve/layout.h"
 #include "tilesieve/sequence.h"
 
 namespace tilesieve::sm90 {
@@ -20,6 +22,9 @@ struct VideoTiling {
   std::vector<uint8_t> is_video;
   std::vector<int32_t> token;  // [num_orders, num_tokens]; empty: all heads have their tokens as they lie
   std::vector<int32_t> order_of_head;
+  // TileBoxes, else empty.
+  std::vector<TileSpan> box_kv_tiles;
+  std::vector<int32_t> num_routed_boxes;
 
   // Tiles of keys, of the order that has most.
   int64_t num_video_kv_tiles = 0;
@@ -27,7 +32,10 @@ struct VideoTiling {
   bool has_other_queries = false;  // than the video's
 
   VideoTiles on_device;  // without addresses before the upload
+  TileBoxes boxes;       // likewise, where there are some
 
+  // Tokens and heads; returns a head of each order. Throws Error where the two do not fit.
+  std::vector<int64_t> set_layout(const TokenSequence& sequence, const TokenLayout& layout);
   // One order for each list of segments; all have as many tokens.
   void set_orders(const std::vector<std::vector<Segment>>& segments_of_order);
 
@@ -35,5 +43,8 @@ struct VideoTiling {
   // What is to lie at `memory`, where on_device is to find it from then on.
   std::vector<std::byte> place_at(void* memory);
 };
+
+// Of Veda's tiles, a box for each head. A row gets its own box and no other.
+VideoTiling veda_video_tiling(const TokenSequence& sequence, std::span<const Box> box_of_head);
 
 }  // namespace tilesieve::sm90

@@ -10,7 +10,7 @@
 namespace tilesieve::sm90 {
 
 // What pooling left: sums of the rows of tiles, f32, in slots' order. A tile of queries has two, of its first 64 slots
-// and of the others.
+// and of the others, 0 where it has none of these.
 struct TileSums {
   const float* q = nullptr;  // [num_sequences, num_q_heads, num_q_tiles, 2, dim]
   const float* k = nullptr;  // [num_sequences, num_kv_heads, num_kv_tiles, dim]
@@ -27,16 +27,27 @@ struct VideoScoreArgs {
 };
 void launch_video_scores(const VideoScoreArgs& args, void* stream);
 
+// Of boxes, whose vectors others have made: f32 [num_sequences, num_kv_heads, num_q_tiles, dim].
+struct BoxScoreArgs {
+  VideoTiles tiles;
+  const float *q = nullptr, *k = nullptr;
+  int32_t num_sequences = 0;
+  int32_t dim = 0;          // 64 or 128
+  float* scores = nullptr;  // [num_sequences, num_kv_heads, num_q_tiles, num_q_tiles]; 0 as above
+};
+void launch_box_scores(const BoxScoreArgs& args, void* stream);
+
 // Tiles that a row can choose from: what the shared memory of an SM holds.
 inline constexpr int32_t kMaxChoice = 57'000;
 
 // A row takes the tiles that it has whatever their scores (VideoTiles::own, and those that are not video), then of the
-// others the best: ties go to the lower id, NaN comes last, behind -inf.
+// others the best: ties go to the lower id, NaN comes last, behind -inf. With boxes, it takes whole boxes.
 struct VideoSelectArgs {
   VideoTiles tiles;
+  TileBoxes boxes;  // or none
   int32_t num_sequences = 0;
   const float* scores = nullptr;  // as above
-  int32_t num_routed = 0;         // beside those; or
+  int32_t num_routed = 0;         // beside those, unless boxes say how many; or
   int32_t num_kept = -1;          // 0 or more: so many together, or the first alone where these are more
   int32_t* kv_tile = nullptr;     // [num_sequences, num_kv_heads, num_q_tiles, capacity] by strides: ascending, then -1
   int64_t sequence_stride = 0, head_stride = 0, row_stride = 0;

@@ -31,6 +31,12 @@ struct VideoTiles {
   int32_t num_kv_heads = 0;
 };
 
+// Where keys are chosen by boxes: by tiles of queries, whose tokens fill whole tiles of keys, one or two.
+struct TileBoxes {
+  const TileSpan* kv_tiles = nullptr;   // [num_orders, num_q_tiles]: those of each
+  const int32_t* num_routed = nullptr;  // [num_orders, num_q_tiles]: boxes that a row gets beside what it has anyway
+};
+
 #ifdef __CUDACC__
 
 // Of head kv_head of a sequence.

@@ -112,7 +112,9 @@ Sums make_sums(const Tiles& t, int32_t num_sequences, int32_t group_size, int32_
       const int64_t tile = i % t.num_q;
       const int32_t length = t.q_of(head, tile).length;
       for (int32_t tokens : {std::min(length, 64), length - 64}) {
-        for (int64_t c = 0; c < dim; ++c) sums.q.push_back(tokens > 0 ? number(tokens, tile, c) : kNan);
+        for (int64_t c = 0; c < dim; ++c) {
+          sums.q.push_back(tokens > 0 ? number(tokens, tile, c) : length > 0 ? 0.0f : kNan);
+        }
       }
     }
     for (int64_t i = 0; i < t.num_kv; ++i) {
@@ -348,7 +350,7 @@ TEST_F(VideoRoute, ChoosesAsASortDoes) {
   constexpr Choice kChoices[] = {{0, -1}, {1, -1}, {7, -1}, {31, -1}, {90, -1},      {INT32_MAX, -1},
                                  {0, 0},  {0, 1},  {5, 40}, {0, 100}, {0, INT32_MAX}};
   constexpr int32_t kSizes[][5] = {{1, 1, 1, 1, 1},   {1, 1, 1, 5, 31},  {2, 2, 2, 7, 32},
-                                   {2, 3, 1, 13, 33}, {3, 4, 2, 9, 127}, {2, 5, 1, 21, 599}};
+                                   {2, 3, 1, 13, 33}, {1, 2, 1, 5, 129}, {3, 4, 2, 9, 127}, {2, 5, 1, 21, 599}};
   uint32_t seed = 40;
   for (const auto& [orders, heads, sequences, num_q, num_kv] : kSizes) {
     const Tiles tiles(orders, heads, num_q, num_kv, ++seed);

@@ -1,0 +1,96 @@
+// SPDX-License-Identifier: Apache-2.0
+// Vectors of tiles from their features by a head's learned projection.
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <cuda_fp8.h>
+
+#include "base/rounding.h"
+#include "cuda/launch.h"
+#include "route/tile_products_sm90.h"
+#include "route/veda_route_sm90.h"
+
+namespace tilesieve::sm90 {
+
+namespace {
+
+// A head's weights by channels as the features have them, 0 where a head has no such channel.
+template <class Number>
+struct HeadWeights {
+  const VedaVectorArgs& args;
+  const Number* data;
+  float scale;  // 0: none
+
+  __device__ HeadWeights(const VedaVectorArgs& a, int64_t head)
+      : args(a), data(static_cast<const Number*>(a.weights.data) + head * a.weights.head_stride), scale(0) {
+    if (a.weights.scale != nullptr) scale = a.weights.scale[head * a.weights.scale_stride];
+  }
+
+  __device__ float at(int32_t channel, int32_t column) const {
+    const int32_t feature = channel / args.dim, c = channel % args.dim;
+    if (c >= args.head_dim || column >= args.head_dim) return 0.0f;
+    const auto x = static_cast<float>(data[(int64_t{feature} * args.head_dim + c) * args.weights.row_stride + column]);
+    return args.weights.scale == nullptr ? x : __bfloat162float(__float2bfloat16_rn(scale * x));
+  }
+};
+
+template <class Number>
+__global__ void __launch_bounds__(kProductThreads, 4) vectors_kernel(const __grid_constant__ VedaVectorArgs args) {
+  __shared__ alignas(16) ProductShared shared;
+  __shared__ Divisor divisors[kProductRows];
+  cuda::wait_for_previous();
+  cuda::let_next_begin();
+  const uint32_t down = (args.num_tiles + kProductRows - 1) / kProductRows;
+  const int32_t first = static_cast<int32_t>(blockIdx.x % down) * kProductRows;
+  const int64_t pair = blockIdx.x / down;
+  const TileVectors features = {args.features, args.num_tiles, 1, kVedaFeatures * args.dim};
+  const HeadWeights<Number> weights(args, pair % args.num_heads);
+  const int thread = static_cast<int>(threadIdx.x);
+  if (thread < kProductRows) divisors[thread] = Divisor(1);
+  Products products;
+  for (int32_t channel = 0; channel < features.dim; channel += kProductChannels) {
+    __syncthreads();
+    load_slice<kProductRows, 1>(features, pair, first, channel, divisors, shared.rows);
+    static_assert(kProductColumns == kProductThreads);
+#pragma unroll
+    for (int c = 0; c < kProductChannels; c += 4) {
+      const float4 four = make_float4(weights.at(channel + c, thread), weights.at(channel + c + 1, thread),
+                                      weights.at(channel + c + 2, thread), weights.at(channel + c + 3, thread));
+      *reinterpret_cast<float4*>(&shared.columns[thread][c]) = four;
+    }
+    __syncthreads();
+    products.add_slice(shared);
+  }
+  products.for_each(shared, [&](int row, int column, float x) {
+    if (first + row >= args.num_tiles || column >= args.dim) return;
+    const int64_t vector = pair * args.num_tiles + first + row;
+    const float* feature = args.features + vector * features.dim;
+    if (x != x) {
+      x = 0;
+      for (int32_t c = 0; c < features.dim; ++c) x = fmaf(feature[c], weights.at(c, column), x);
+    }
+    args.vectors[vector * args.dim + column] = x + feature[column];
+  });
+}
+
+}  // namespace
+
+void launch_veda_vectors(const VedaVectorArgs& args, void* stream) {
+  auto kernel = vectors_kernel<float>;
+  switch (args.weights.dtype) {
+    case DType::bf16:
+      kernel = vectors_kernel<__nv_bfloat16>;
+      break;
+    case DType::f16:
+      kernel = vectors_kernel<__half>;
+      break;
+    case DType::f8_e4m3:
+      kernel = vectors_kernel<__nv_fp8_e4m3>;
+      break;
+    default:
+      break;
+  }
+  const int64_t ctas = int64_t{args.num_sequences} * args.num_heads * ceil_div(args.num_tiles, kProductRows);
+  cuda::launch("vectors of tiles", kernel, dim3(static_cast<unsigned>(ctas)), kProductThreads, 0, stream, args);
+}
+
+}  // namespace tilesieve::sm90
