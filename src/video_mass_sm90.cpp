@@ -134,9 +134,10 @@ std::vector<VideoMass> judge_tile_masses(const VideoTables& tables, const Tensor
     const int64_t head = item / per_head, sequence = item % per_head / num_samples, sample = item % num_samples;
     const int64_t place = samples[static_cast<size_t>(sample)];
     const float* row = masses.as<const float>() + ((sequence * heads + head) * num_samples + sample) * nk;
-    judge.judge(head, item % per_head, {row, static_cast<size_t>(nk)},
-                [&](int64_t kv_tile) { return tiles.is_forced(place, kv_tile); },
-                routes_of[static_cast<size_t>(sequence)], place);
+    judge.judge(
+        head, item % per_head, {row, static_cast<size_t>(nk)},
+        [&](int64_t kv_tile) { return tiles.is_forced(place, kv_tile); }, routes_of[static_cast<size_t>(sequence)],
+        place);
   });
   return judge.means();
 }

@@ -64,8 +64,8 @@ TEST(TileMasses, SequencesAndHeadsHaveTheirOwn) {
     ids.insert(ids.end(), i == 2 ? kRoute.begin() : just_it.begin(), i == 2 ? kRoute.end() : just_it.end());
   }
   const Tensor route = tensor(DType::i32, {2, 2, 3, 4}, ids);
-  const VideoMass got = sm90::judge_tile_masses(tables, tensor(DType::f32, {2, 2, 2, 5}, masses).view(),
-                                                std::vector{route.view()})[0];
+  const VideoMass got =
+      sm90::judge_tile_masses(tables, tensor(DType::f32, {2, 2, 2, 5}, masses).view(), std::vector{route.view()})[0];
   EXPECT_DOUBLE_EQ(got.mass.at(0), (0.5 + 0.375 + 1 + 1) / 4);
   EXPECT_DOUBLE_EQ(got.mass.at(1), 1);
   EXPECT_DOUBLE_EQ(got.ceiling.at(0), (0.75 + 0.625 + 1 + 1) / 4);

@@ -30,8 +30,8 @@ int64_t num_sampled_tiles(const VideoTables& tables, int64_t num_sampled);
 void tile_masses(const TensorView& q, const TensorView& k, DenseLayout layout, const VideoTables& tables,
                  double softmax_scale, int64_t num_sampled, const TensorView& masses, void* stream);
 
-// What measure_video_mass() says of routes, from masses on the CPU. A route is i32 [num_kv_heads, num_q_tiles, capacity]
-// on the CPU, by any strides, with the same dimension of sequences in front: as route_video() writes it.
+// What measure_video_mass() says of routes, from masses on the CPU. A route is i32 [num_kv_heads, num_q_tiles,
+// capacity] on the CPU, by any strides, with the same dimension of sequences in front: as route_video() writes it.
 std::vector<VideoMass> judge_tile_masses(const VideoTables& tables, const TensorView& masses,
                                          std::span<const TensorView> routes, const Execution& execution = {});
 

@@ -153,8 +153,8 @@ struct Queries {
   }
 };
 
-// visit(tile, products) for each tile of keys, by all threads together; a barrier lies between two tiles, and one behind
-// the last.
+// visit(tile, products) for each tile of keys, by all threads together; a barrier lies between two tiles, and one
+// behind the last.
 template <class Half, int kDim, class Visit>
 __device__ void for_each_tile(const TileMassArgs& args, KeyCopies<kDim>& copies, const Queries<Half, kDim>& queries,
                               uint4* buffers, const Visit& visit) {
@@ -216,8 +216,8 @@ struct RowSum {
       other.sum = __shfl_xor_sync(0xffffffffu, sum, step);
       RowSum both;
       both.largest = fmaxf(largest, other.largest);
-      both.sum = sum * cuda::exp2_approx(largest - both.shift()) +
-                 other.sum * cuda::exp2_approx(other.largest - both.shift());
+      both.sum =
+          sum * cuda::exp2_approx(largest - both.shift()) + other.sum * cuda::exp2_approx(other.largest - both.shift());
       *this = both;
     }
   }
@@ -239,8 +239,10 @@ __global__ void __launch_bounds__(kThreads, 2)
   const int thread = static_cast<int>(threadIdx.x), warp = thread / 32, lane = thread % 32;
   const MassWork work(args, samples);
   const TileSpan span = span_of(args.q_tiles, order_of(args.q_tiles, work.kv_head), work.q_tile, kTileQueries);
-  float* masses = args.masses + ((static_cast<int64_t>(work.sequence) * args.num_kv_heads + work.kv_head) *
-                                     args.num_sampled + work.sample) * args.kv_tiles.num_tiles;
+  float* masses =
+      args.masses +
+      ((static_cast<int64_t>(work.sequence) * args.num_kv_heads + work.kv_head) * args.num_sampled + work.sample) *
+          args.kv_tiles.num_tiles;
   const float mean = 1.0f / static_cast<float>(span.length * args.group_size);
   // Channels behind head_dim, and what no copy has filled yet.
   for (int i = thread; i < std::ssize(buffers); i += kThreads) buffers[i] = make_uint4(0, 0, 0, 0);
@@ -294,7 +296,8 @@ void launch_tile_masses(const TileMassArgs& args, std::span<const int64_t> sampl
       some.q_tile[i] = static_cast<int32_t>(samples[static_cast<size_t>(first + i)]);
     }
     const int64_t ctas = int64_t{some.count} * args.num_kv_heads * args.num_sequences;
-    cuda::launch("masses of tiles", kernel_of(args), dim3(static_cast<unsigned>(ctas)), kThreads, 0, stream, args, some);
+    cuda::launch("masses of tiles", kernel_of(args), dim3(static_cast<unsigned>(ctas)), kThreads, 0, stream, args,
+                 some);
   }
 }
 

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// The true attention mass of tiles on a Hopper GPU against float64, and routes judged by it against the CPU's measure of
-// the same tensors in slots' order. Skipped where there is no such GPU.
+// The true attention mass of tiles on a Hopper GPU against float64, and routes judged by it against the CPU's measure
+// of the same tensors in slots' order. Skipped where there is no such GPU.
+#include "tilesieve/video_mass_sm90.h"
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -13,7 +15,6 @@
 #include "cuda/device.h"
 #include "sm90/dense_case.h"
 #include "tilesieve/video_mass.h"
-#include "tilesieve/video_mass_sm90.h"
 #include "tilesieve/video_route.h"
 
 namespace tilesieve::testing {
@@ -65,7 +66,8 @@ struct MassCase {
       for (int64_t h = 0; h < heads; ++h) {
         const auto order = layout.order(h / (heads / layout.num_heads()));
         const int64_t token = s / len * len + order[static_cast<size_t>(s % len)];
-        std::copy_n(tokens.as<uint16_t>() + (token * heads + h) * dim, dim, slots.as<uint16_t>() + (s * heads + h) * dim);
+        std::copy_n(tokens.as<uint16_t>() + (token * heads + h) * dim, dim,
+                    slots.as<uint16_t>() + (s * heads + h) * dim);
       }
     }
     return slots;
@@ -134,7 +136,8 @@ std::vector<double> plain_masses(const MassCase& c) {
           }
           for (size_t b = 0; b < keys.size(); ++b) {
             for (int64_t k = keys[b].begin; k < keys[b].end; ++k) {
-              masses[b] += weights[static_cast<size_t>(k)] / total / static_cast<double>((tile.end - tile.begin) * group);
+              masses[b] +=
+                  weights[static_cast<size_t>(k)] / total / static_cast<double>((tile.end - tile.begin) * group);
             }
           }
         }
@@ -236,7 +239,8 @@ TEST_F(VideoMassSm90, ATilesMassesAreTheSameBitsHoweverManyAreSampled) {
   ASSERT_EQ(all.view().sizes[2], 520);
   EXPECT_EQ(std::memcmp(all.view().data, again.view().data, static_cast<size_t>(520 * nk * 4)), 0);
   for (int64_t i = 0; i < 52; ++i) {
-    EXPECT_EQ(std::memcmp(some.as<float>() + i * nk, all.as<float>() + (10 * i + 5) * nk, static_cast<size_t>(nk * 4)), 0)
+    EXPECT_EQ(std::memcmp(some.as<float>() + i * nk, all.as<float>() + (10 * i + 5) * nk, static_cast<size_t>(nk * 4)),
+              0)
         << i;
   }
   for (int64_t i = 0; i < 520; ++i) {
@@ -282,8 +286,8 @@ TEST_F(VideoMassSm90, RefusesByName) {
   const int64_t nk = c.tables.num_kv_tiles();
   const DeviceMemory memory(3 * 8 * nk * 4);
   const auto masses = [&](std::vector<int64_t> sizes) { return device_view(memory.data(), DType::f32, sizes); };
-  const auto refuses = [&](const std::string& text, TensorView some_q, TensorView some_k, const sm90::VideoTables& tables,
-                           double scale, int64_t num_sampled, const TensorView& out) {
+  const auto refuses = [&](const std::string& text, TensorView some_q, TensorView some_k,
+                           const sm90::VideoTables& tables, double scale, int64_t num_sampled, const TensorView& out) {
     try {
       sm90::tile_masses(some_q, some_k, sm90::DenseLayout::nhd, tables, scale, num_sampled, out, nullptr);
       ADD_FAILURE() << text;
