@@ -7,10 +7,9 @@
 
 #include "base/fail.h"
 #include "base/parallel.h"
-#include "layout/video_tiling_sm90.h"
+#include "dense_args_sm90.h"
 #include "metrics/video_judge.h"
-#include "tensor/checks_sm90.h"
-#include "tensor/dense_shape_sm90.h"
+#include "video_args_sm90.h"
 #ifdef TILESIEVE_HAS_CUDA
 #include "cuda/device.h"
 #include "cuda/nvtx_range.h"
@@ -144,33 +143,15 @@ std::vector<VideoMass> judge_tile_masses(const VideoTables& tables, const Tensor
 
 #ifdef TILESIEVE_HAS_CUDA
 
-namespace {
-
-MassRows rows_of(const TensorView& view, const DenseAxes& axes) {
-  return {view.data, axes.sequence_stride, axes.head_stride, axes.token_stride};
-}
-
-void check_tokens(const char* argument, const DenseAxes& axes, const VideoTables& tables) {
-  if (axes.tokens == tables.num_tokens()) return;
-  fail("{}: got {} tokens, expected the tables' {}", argument, axes.tokens, tables.num_tokens());
-}
-
-}  // namespace
-
 void tile_masses(const TensorView& q, const TensorView& k, DenseLayout layout, const VideoTables& tables,
                  double softmax_scale, int64_t num_sampled, const TensorView& masses, void* stream) {
   const cuda::NvtxRange nvtx("tile masses");
   cuda::hopper_device();
-  // Nobody attends: keys stand in for values, queries for outputs.
-  const DenseShape shape({q, k, k}, {.o = q, .lse = {}}, {.layout = layout, .softmax_scale = softmax_scale},
-                         {DType::bf16, DType::f16});
-  check_tokens("q", shape.q, tables);
-  check_tokens("k", shape.k, tables);
-  if (shape.k.heads != tables.num_kv_heads()) {
-    fail("k: got {} KV heads, expected the tables' {}", shape.k.heads, tables.num_kv_heads());
-  }
-  const VideoTiles& tiles = tables.tiling().on_device;
-  if (tiles.num_kv_heads == 0) fail("tables: not on a device yet; upload() puts them there");
+  DenseShape shape(q, k, layout, {DType::bf16, DType::f16});
+  shape.set_softmax_scale(softmax_scale);
+  const VideoTiling& tiling = tables.tiling();
+  check_tables(shape, tiling);
+  check_uploaded(tiling);
   const std::vector<int64_t> samples = CommonTiles(tables).sample(num_sampled);
   const int64_t num_samples = std::ssize(samples), nk = tables.num_kv_tiles();
   if (q.num_dims == 4) {
@@ -184,16 +165,8 @@ void tile_masses(const TensorView& q, const TensorView& k, DenseLayout layout, c
   if (masses.num_elements() == 0) return;
 
   TileMassArgs args;
-  args.q_tiles = tiles.q;
-  args.kv_tiles = tiles.kv;
-  args.q = rows_of(q, shape.q);
-  args.k = rows_of(k, shape.k);
-  args.f16 = q.dtype == DType::f16;
-  args.num_sequences = static_cast<int32_t>(shape.q.sequences);
-  args.num_kv_heads = static_cast<int32_t>(shape.k.heads);
-  args.group_size = static_cast<int32_t>(shape.q.heads / shape.k.heads);
-  args.head_dim = static_cast<int32_t>(shape.q.head_dim);
-  args.dim = shape.dim;
+  args.q = in_tiles(head_rows(q, shape.q, shape), tiling.on_device.q, kTileQueries, shape.q.heads / shape.k.heads);
+  args.k = in_tiles(head_rows(k, shape.k, shape), tiling.on_device.kv, kTileKeys, 1);
   args.logit_scale = shape.softmax_scale * 1.44269504088896f;
   args.num_sampled = static_cast<int32_t>(num_samples);
   args.masses = masses.as<float>();

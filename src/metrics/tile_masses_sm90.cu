@@ -34,12 +34,12 @@ struct MassWork {
     const int32_t block = static_cast<int32_t>(blockIdx.x), row = block / samples.count;
     sample = samples.first + block % samples.count;
     q_tile = samples.q_tile[block % samples.count];
-    kv_head = row % args.num_kv_heads;
-    sequence = row / args.num_kv_heads;
+    kv_head = row % args.k.num_heads;
+    sequence = row / args.k.num_heads;
   }
 };
 
-__device__ const uint16_t* rows_of(const MassRows& rows, int32_t sequence, int32_t head) {
+__device__ const uint16_t* rows_of(const HeadRows& rows, int32_t sequence, int32_t head) {
   return static_cast<const uint16_t*>(rows.data) + sequence * rows.sequence_stride + head * rows.head_stride;
 }
 
@@ -55,11 +55,11 @@ template <int kDim>
 class KeyCopies {
  public:
   __device__ KeyCopies(const TileMassArgs& args, const MassWork& work)
-      : tiles_(args.kv_tiles),
-        order_(order_of(args.kv_tiles, work.kv_head)),
+      : tiles_(args.k.tiles),
+        order_(order_of(args.k.tiles, work.kv_head)),
         octet_(static_cast<int>(threadIdx.x) % kOctets),
         first_key_(static_cast<int>(threadIdx.x) / kOctets),
-        is_channel_(octet_ * 8 < args.head_dim),
+        is_channel_(octet_ * 8 < args.q.head_dim),
         token_stride_(args.k.token_stride),
         keys_(rows_of(args.k, work.sequence, work.kv_head) + octet_ * 8) {}
 
@@ -110,7 +110,7 @@ struct Queries {
 
   __device__ void load(const TileMassArgs& args, const MassWork& work, const TileSpan& span, int32_t head) {
     const int32_t lane = static_cast<int32_t>(threadIdx.x) % 32, warp = static_cast<int32_t>(threadIdx.x) / 32;
-    const int32_t* tokens = tokens_of(args.q_tiles, order_of(args.q_tiles, work.kv_head), span.first);
+    const int32_t* tokens = tokens_of(args.q.tiles, order_of(args.q.tiles, work.kv_head), span.first);
     const uint16_t* rows = rows_of(args.q, work.sequence, head);
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
@@ -121,7 +121,7 @@ struct Queries {
       for (int half = 0; half < kDim / 8; ++half) {
         const int32_t channel = half * 8 + lane % 4 * 2;
         words[half / 2][half % 2 * 2 + r] =
-            channel < args.head_dim ? *reinterpret_cast<const uint32_t*>(at + channel) : 0;
+            channel < args.q.head_dim ? *reinterpret_cast<const uint32_t*>(at + channel) : 0;
       }
     }
   }
@@ -163,7 +163,7 @@ __device__ void for_each_tile(const TileMassArgs& args, KeyCopies<kDim>& copies,
   copies.copy(buffers);
   int32_t length = copies.length();
   copies.look_up(1);
-  for (int32_t tile = 0; tile < args.kv_tiles.num_tiles; ++tile) {
+  for (int32_t tile = 0; tile < args.k.tiles.num_tiles; ++tile) {
     cuda::wait_for_copies();
     __syncthreads();
     copies.copy(buffers + (tile + 1) % 2 * kBuffer);
@@ -238,20 +238,20 @@ __global__ void __launch_bounds__(kThreads, 2)
   cuda::let_next_begin();
   const int thread = static_cast<int>(threadIdx.x), warp = thread / 32, lane = thread % 32;
   const MassWork work(args, samples);
-  const TileSpan span = span_of(args.q_tiles, order_of(args.q_tiles, work.kv_head), work.q_tile, kTileQueries);
+  const TileSpan span = span_of(args.q.tiles, order_of(args.q.tiles, work.kv_head), work.q_tile, kTileQueries);
   float* masses =
       args.masses +
-      ((static_cast<int64_t>(work.sequence) * args.num_kv_heads + work.kv_head) * args.num_sampled + work.sample) *
-          args.kv_tiles.num_tiles;
-  const float mean = 1.0f / static_cast<float>(span.length * args.group_size);
+      ((static_cast<int64_t>(work.sequence) * args.k.num_heads + work.kv_head) * args.num_sampled + work.sample) *
+          args.k.tiles.num_tiles;
+  const float mean = 1.0f / static_cast<float>(span.length * args.q.heads_of_order);
   // Channels behind head_dim, and what no copy has filled yet.
   for (int i = thread; i < std::ssize(buffers); i += kThreads) buffers[i] = make_uint4(0, 0, 0, 0);
   __syncthreads();
 
   KeyCopies<kDim> copies(args, work);
-  for (int32_t member = 0; member < args.group_size; ++member) {
+  for (int32_t member = 0; member < args.q.heads_of_order; ++member) {
     Queries<Half, kDim> queries;
-    queries.load(args, work, span, work.kv_head * args.group_size + member);
+    queries.load(args, work, span, work.kv_head * args.q.heads_of_order + member);
     RowSum rows[2];
     for_each_tile<Half>(args, copies, queries, buffers, [&](int32_t, const float(&s)[kKeyGroups][4]) {
       rows[0].add(s, 0, args.logit_scale);
@@ -276,13 +276,13 @@ __global__ void __launch_bounds__(kThreads, 2)
                                      rows[1].share(s, 1, args.logit_scale) * weight[1]);
       if (lane == 0) of_warp[tile % 2][warp] = mass;
     });
-    if (args.kv_tiles.num_tiles > 0) write(args.kv_tiles.num_tiles - 1);
+    if (args.k.tiles.num_tiles > 0) write(args.k.tiles.num_tiles - 1);
   }
 }
 
 auto kernel_of(const TileMassArgs& args) {
-  if (args.f16) return args.dim == 64 ? tile_masses_kernel<__half, 64> : tile_masses_kernel<__half, 128>;
-  return args.dim == 64 ? tile_masses_kernel<__nv_bfloat16, 64> : tile_masses_kernel<__nv_bfloat16, 128>;
+  if (args.q.f16) return args.q.dim == 64 ? tile_masses_kernel<__half, 64> : tile_masses_kernel<__half, 128>;
+  return args.q.dim == 64 ? tile_masses_kernel<__nv_bfloat16, 64> : tile_masses_kernel<__nv_bfloat16, 128>;
 }
 
 }  // namespace
@@ -295,7 +295,7 @@ void launch_tile_masses(const TileMassArgs& args, std::span<const int64_t> sampl
     for (int64_t i = 0; i < some.count; ++i) {
       some.q_tile[i] = static_cast<int32_t>(samples[static_cast<size_t>(first + i)]);
     }
-    const int64_t ctas = int64_t{some.count} * args.num_kv_heads * args.num_sequences;
+    const int64_t ctas = int64_t{some.count} * args.k.num_heads * args.q.num_sequences;
     cuda::launch("masses of tiles", kernel_of(args), dim3(static_cast<unsigned>(ctas)), kThreads, 0, stream, args,
                  some);
   }

@@ -6,24 +6,14 @@
 #include <cstdint>
 #include <span>
 
-#include "tensor/video_tiles_sm90.h"
+#include "tensor/head_rows_sm90.h"
 
 namespace tilesieve::sm90 {
 
-// A tensor of bf16 or f16 by (sequence, head, token), strides in elements.
-struct MassRows {
-  const void* data = nullptr;
-  int64_t sequence_stride = 0, head_stride = 0, token_stride = 0;
-};
-
 struct TileMassArgs {
-  TokenTiles q_tiles, kv_tiles;
-  MassRows q, k;
-  bool f16 = false;
-  int32_t num_sequences = 0, num_kv_heads = 0, group_size = 1;
-  int32_t head_dim = 0, dim = 0;  // dim, 64 or 128: channels as computed with; those behind head_dim are 0
-  float logit_scale = 0;          // softmax scale * log2 e
-  int32_t num_sampled = 0;        // tiles of queries of each (sequence, head)
+  HeadRows q, k;            // in tiles
+  float logit_scale = 0;    // softmax scale * log2 e
+  int32_t num_sampled = 0;  // tiles of queries of each (sequence, head)
   // [num_sequences, num_kv_heads, num_sampled, num_kv_tiles]: means over a tile's queries and the heads of a group.
   float* masses = nullptr;
 };

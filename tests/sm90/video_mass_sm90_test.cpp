@@ -302,18 +302,18 @@ TEST_F(VideoMassSm90, RefusesByName) {
   refuses("masses: got f32[3, 8, ", q, k, c.tables, 0, 0, masses({3, 8, nk}));
   TensorView shorter = q;
   --shorter.sizes[1];
-  refuses("q: got 1189 tokens, expected the tables' 1190", shorter, k, c.tables, 0, 0, fit);
+  refuses("q: got 1189 tokens, expected 1190 as the tables have", shorter, k, c.tables, 0, 0, fit);
   refuses("k: got 1189 tokens", q, shorter, c.tables, 0, 0, fit);
   TensorView fewer = q, one = k;
   fewer.sizes[2] = one.sizes[2] = 1;
-  refuses("k: got 1 KV heads, expected the tables' 3", fewer, one, c.tables, 0, 0, fit);
+  refuses("tables: got some of 3 KV heads, expected the 1 of k", fewer, one, c.tables, 0, 0, fit);
   TensorView f32 = q;
   f32.dtype = DType::f32;
   refuses("q: got f32", f32, k, c.tables, 0, 0, fit);
   TensorView host = k;
   host.device.kind = DeviceKind::cpu;
   refuses("k: lies on the CPU", q, host, c.tables, 0, 0, fit);
-  refuses("tables: not on a device", q, k, sm90::VideoTables(c.sequence, c.layout), 0, 0, fit);
+  refuses("tables: not on the device", q, k, sm90::VideoTables(c.sequence, c.layout), 0, 0, fit);
 }
 
 }  // namespace
