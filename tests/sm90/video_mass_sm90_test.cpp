@@ -11,7 +11,6 @@
 #include <cstring>
 
 #include "base/number_formats.h"
-#include "base/rounding.h"
 #include "cuda/device.h"
 #include "sm90/dense_case.h"
 #include "tilesieve/video_mass.h"
