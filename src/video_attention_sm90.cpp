@@ -10,10 +10,9 @@
 #include "base/rounding.h"
 #include "dense_args_sm90.h"
 #include "layout/gather_tiles_sm90.h"
-#include "layout/video_tiling_sm90.h"
-#include "tensor/checks_sm90.h"
 #include "tensor/workspace_sm90.h"
 #include "tilesieve/video_route.h"
+#include "video_args_sm90.h"
 #ifdef TILESIEVE_HAS_CUDA
 #include "cuda/device.h"
 #include "cuda/nvtx_range.h"
@@ -41,28 +40,6 @@ int64_t num_kept(const VideoTiling& tiling, const VideoRouting& routing) {
   const int64_t chosen = num_chosen(tiling, routing);
   const int64_t kept = counts_forced(routing) ? std::max(tiling.num_forced, chosen) : tiling.num_forced + chosen;
   return std::min(tiling.num_kv_tiles, kept);
-}
-
-HeadRows in_tiles(HeadRows rows, const TokenTiles& tiles, int64_t tile_slots, int64_t heads_of_order) {
-  rows.tiles = tiles;
-  rows.heads_of_order = static_cast<int32_t>(heads_of_order);
-  rows.num_slots = static_cast<int32_t>(tiles.num_tiles * tile_slots);
-  return rows;
-}
-
-void check_tables(const DenseShape& shape, const VideoTiling& tiling) {
-  if (shape.k.heads != tiling.num_kv_heads) {
-    fail("tables: got some of {} KV heads, expected the {} of k", tiling.num_kv_heads, shape.k.heads);
-  }
-  for (const auto& [name, tokens] : {std::pair("q", shape.q.tokens), std::pair("k", shape.k.tokens)}) {
-    if (tokens != tiling.num_tokens) {
-      fail("{}: got {} tokens, expected {} as the tables have", name, tokens, tiling.num_tokens);
-    }
-  }
-  check_limit("q: slots of a head", tiling.num_q_tiles * kTileQueries, INT32_MAX);
-  check_limit("k: slots of a head", tiling.num_kv_tiles * kTileKeys, INT32_MAX);
-  check_limit("q: tiles of all heads", shape.q.sequences * shape.q.heads * tiling.num_q_tiles, INT32_MAX / 2);
-  check_limit("k: tiles of all heads", shape.q.sequences * shape.k.heads * tiling.num_kv_tiles, INT32_MAX / 2);
 }
 
 // Strides of lists as they are in a tensor with or without a dimension of sequences.
@@ -265,20 +242,12 @@ int64_t route_video_workspace(const TensorView& q, const TensorView& k, DenseLay
 
 #ifdef TILESIEVE_HAS_CUDA
 
-namespace {
-
-void check_uploaded(const VideoTables& tables) {
-  if (tables.tiling().on_device.own == nullptr) fail("tables: not on the device, expected them after upload()");
-}
-
-}  // namespace
-
 void video_attention(const VideoInputs& inputs, const DenseOutputs& outputs, const VideoTables& tables,
                      const VideoCallOptions& options, void* workspace, int64_t workspace_bytes, void* stream) {
   const cuda::NvtxRange nvtx("video attention");
   const cuda::DeviceFacts device = cuda::hopper_device();
   const VideoAttentionCall call(inputs, outputs, tables, options);
-  check_uploaded(tables);
+  check_uploaded(tables.tiling());
   check_workspace(workspace, workspace_bytes, call.workspace_bytes());
   if (outputs.o.num_elements() == 0) return;
   call.prepare(workspace, stream);
@@ -297,11 +266,11 @@ void route_video(const TensorView& q, const TensorView& k, DenseLayout layout, c
   check_lists(block_index, shape, tiling, q.num_dims == 4, video_list_capacity(tables, routing));
   int64_t bytes = 0;
   const VideoChoice choice(tiling, shape, bytes);
-  check_uploaded(tables);
+  check_uploaded(tiling);
   check_workspace(workspace, workspace_bytes, bytes);
   if (block_index.num_elements() == 0) return;
-  const HeadRows queries = in_tiles(head_rows(q, shape.q, shape), tiling.on_device.q, kTileQueries,
-                                    shape.q.heads / shape.k.heads);
+  const HeadRows queries =
+      in_tiles(head_rows(q, shape.q, shape), tiling.on_device.q, kTileQueries, shape.q.heads / shape.k.heads);
   const HeadRows keys = in_tiles(head_rows(k, shape.k, shape), tiling.on_device.kv, kTileKeys, 1);
   launch_gather_keys(keys, {nullptr, choice.k_sum(workspace)}, stream);
   launch_gather_queries(queries, {nullptr, choice.q_sum(workspace)}, stream);
