@@ -41,7 +41,8 @@ void wait_for(void* stream, const char* who) {
   cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
   check(cudaStreamIsCapturing(queue, &status));
   if (status != cudaStreamCaptureStatusNone) {
-    throw Error(std::string(who) + ": cannot be made while a graph is captured, which could not wait; make them before");
+    throw Error(std::string(who) +
+                ": cannot be made while a graph is captured, which could not wait; make them before");
   }
   check(cudaStreamSynchronize(queue));
 }

@@ -159,7 +159,8 @@ class VideoAttendCall {
     require("v", v_, "as k");
     options_.layout = operands_.layout();
     options_.softmax_scale = softmax_scale_of(softmax_scale);
-    options_.routing = routing_from(router, budget, num_routed, forced_inside_budget, seed, q_block_size, kv_block_size);
+    options_.routing =
+        routing_from(router, budget, num_routed, forced_inside_budget, seed, q_block_size, kv_block_size);
     options_.arithmetic = parse_arithmetic(text("arithmetic", arithmetic));
     options_.groups = parse_sage_groups(text("groups", groups));
     options_.smooth_k = flag("smooth_k", smooth_k);

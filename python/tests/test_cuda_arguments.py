@@ -265,14 +265,15 @@ def test_sage_attention_refuses_by_name(change: dict[str, Any], words: str) -> N
         tilesieve.sage_attention(**given)
 
 
-VIDEO = {"q": zeros(206, 4, 64), "k": zeros(206, 2, 64), "v": zeros(206, 2, 64), "segments": "text:6,video:4x5x10"}
-VIDEO_ONLY_FAULT = {"out": zeros(206, 4, 64), "workspace": np.zeros(8, np.uint8)}
+VIDEO: dict[str, Any] = {"q": zeros(206, 4, 64), "k": zeros(206, 2, 64), "v": zeros(206, 2, 64),
+                         "segments": "text:6,video:4x5x10"}
+VIDEO_ONLY_FAULT: dict[str, Any] = {"out": zeros(206, 4, 64), "workspace": np.zeros(8, np.uint8)}
 TABLES = object.__new__(tilesieve.VideoTables)  # of no device: nothing may look inside
 
 # Of what chooses blocks: the same in route_video and video_attention.
 VIDEO_CHOOSING: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"k": None}, ValueError, r"k: got None, expected \[tokens, heads, head_dim\], with a dimension of sequences"),
-    ({"k": VIDEO["k"].array}, ValueError, "k: lies on the CPU, expected cuda:0 as q"),  # type: ignore[attr-defined]
+    ({"k": VIDEO["k"].array}, ValueError, "k: lies on the CPU, expected cuda:0 as q"),
     ({"k": zeros(206, 64)}, ValueError, r"k: got bf16\[206, 64\] on cuda:0, expected \[tokens, heads, head_dim\]"),
     ({"k": zeros(206, 3, 64)}, ValueError, "k: got 3 KV heads for 4 query heads"),
     ({"segments": None}, TypeError, "segments: got None, expected str, or tables instead"),
@@ -309,7 +310,7 @@ VIDEO_CHOOSING: list[tuple[dict[str, Any], type[Exception], str]] = [
 def test_route_video_refuses_by_name(change: dict[str, Any], exception: type[Exception], words: str) -> None:
     given = {name: VIDEO[name] for name in ("q", "k", "segments")}
     with pytest.raises(exception, match="^" + words):
-        tilesieve.route_video(**(given | change))  # type: ignore[arg-type]
+        tilesieve.route_video(**(given | change))
 
 
 @pytest.mark.parametrize(("change", "exception", "words"), [
@@ -349,7 +350,7 @@ def test_route_video_refuses_by_name(change: dict[str, Any], exception: type[Exc
 ])
 def test_video_attention_refuses_by_name(change: dict[str, Any], exception: type[Exception], words: str) -> None:
     with pytest.raises(exception, match="^" + words):
-        tilesieve.video_attention(**(VIDEO | VIDEO_ONLY_FAULT | change))  # type: ignore[call-overload]
+        tilesieve.video_attention(**(VIDEO | VIDEO_ONLY_FAULT | change))
 
 
 @pytest.mark.parametrize(("change", "words"), [
@@ -357,8 +358,9 @@ def test_video_attention_refuses_by_name(change: dict[str, Any], exception: type
     ({"like": np.zeros(3)}, "like: lies on the CPU, expected an array on a CUDA device"),
 ])
 def test_video_tables_refuse_by_name(change: dict[str, Any], words: str) -> None:
+    given: dict[str, Any] = {"like": VIDEO["q"], "segments": "video:4x5x10"}
     with pytest.raises(ValueError, match="^" + words):
-        tilesieve.VideoTables(**({"like": VIDEO["q"], "segments": "video:4x5x10"} | change))
+        tilesieve.VideoTables(**(given | change))
 
 
 @pytest.mark.skipif(any(kernel.device == "cuda" for kernel in tilesieve.kernels()), reason="this build has CUDA")
