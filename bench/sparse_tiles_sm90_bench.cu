@@ -75,8 +75,8 @@ struct Codes {
 
   Codes(const Size& size, const DenseProblem& problem, const Memory& counter) {
     const sm90::SageCall call(problem.inputs, problem.outputs, {});
-    const sm90::SageWorkspace& at = call.layout();
-    workspace = allocate(at.bytes);
+    const sm90::SagePlaces& at = call.places();
+    workspace = allocate(call.workspace_bytes());
     call.quantize(workspace.get(), nullptr);
     const int64_t tiles = size.num_kv_tiles(), blocks = ceil_div(size.tokens, 128);
     k_scale = allocate(size.heads * tiles * 16);

@@ -27,3 +27,4 @@ target_compile_options(tilesieve_cuda PRIVATE $<$<COMPILE_LANGUAGE:CUDA>:--expt-
 target_include_directories(tilesieve_cuda PRIVATE ${CUDAToolkit_INCLUDE_DIRS})
 target_compile_definitions(tilesieve_attend PRIVATE TILESIEVE_HAS_CUDA)  # its table of kernels names them
 target_compile_definitions(tilesieve_metrics PRIVATE TILESIEVE_HAS_CUDA)  # measures a device
+target_compile_definitions(tilesieve_layout PRIVATE TILESIEVE_HAS_CUDA)  # uploads tables

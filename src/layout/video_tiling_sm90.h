@@ -1,30 +1,39 @@
 // SPDX-License-Identifier: Apache-2.0
-// What VideoTables holds: the tables on the host, their places on the device, and what calls ask of them.
+// What VideoTables holds: the tables on the host and on the device, and what calls ask of them.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <vector>
 
 #include "tensor/video_tiles_sm90.h"
-#include "tilesieve/layout.h"
+#include "tilesieve/sequence.h"
 
 namespace tilesieve::sm90 {
 
 struct VideoTiling {
-  int64_t num_tokens = 0, num_kv_heads = 0, num_orders = 0, num_q_tiles = 0, num_kv_tiles = 0;
+  int64_t num_tokens = 0, num_kv_heads = 0;
+  int64_t num_q_tiles = 0, num_kv_tiles = 0;  // of the order that has most
 
-  // Of each order, one after the other.
+  // [num_orders, tiles]; an order with fewer tiles than another has some without tokens at its end.
   std::vector<TileSpan> q_span, kv_span, own;
   std::vector<uint8_t> is_video;
-  std::vector<int32_t> token;  // empty: all heads have their tokens as they lie
+  std::vector<int32_t> token;  // [num_orders, num_tokens]; empty: all heads have their tokens as they lie
   std::vector<int32_t> order_of_head;
 
-  // The order that has the most of each.
+  // Tiles of keys, of the order that has most.
   int64_t num_video_kv_tiles = 0;
-  int64_t num_forced = 0;           // of a tile of the video's queries: the most, its own among them
-  bool has_other_queries = false;   // that are not video
+  int64_t num_forced = 0;          // of a tile of the video's queries: its own, and those that are not video
+  bool has_other_queries = false;  // than the video's
 
-  VideoTiles on_device;  // after upload
+  VideoTiles on_device;  // without addresses before the upload
+
+  // One order for each list of segments; all have as many tokens.
+  void set_orders(const std::vector<std::vector<Segment>>& segments_of_order);
+
+  int64_t bytes() const;
+  // What is to lie at `memory`, where on_device is to find it from then on.
+  std::vector<std::byte> place_at(void* memory);
 };
 
 }  // namespace tilesieve::sm90

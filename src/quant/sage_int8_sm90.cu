@@ -3,7 +3,8 @@
 // of 16, of keys every eighth pair of 128.
 #include "cuda/flush.h"
 #include "cuda/launch.h"
-#include "quant/sage_rows_sm90.h"
+#include "quant/sage_magnitude_sm90.h"
+#include "quant/sage_sm90.h"
 
 namespace tilesieve::sm90 {
 
@@ -72,36 +73,37 @@ __device__ inline uint32_t largest_of(const float (&x)[8]) {
   return largest;
 }
 
-__device__ inline void store_codes(void* codes, const SageInput& input, const SageWork& work, int32_t token,
-                                   int32_t octet, uint2 bytes) {
-  if (token >= input.length) return;
-  const int64_t row = work.row(input) * input.length + token;
-  *reinterpret_cast<uint2*>(static_cast<uint8_t*>(codes) + row * input.dim + octet * 8) = bytes;
+__device__ inline void store_codes(void* codes, const HeadRows& rows, const SlotBlock& work, int32_t slot, int32_t octet,
+                                   uint2 bytes) {
+  if (slot >= rows.num_slots) return;
+  const int64_t row = work.row(rows) * rows.num_slots + slot;
+  *reinterpret_cast<uint2*>(static_cast<uint8_t*>(codes) + row * rows.dim + octet * 8) = bytes;
 }
 
-// A CTA: 64 rows. A group has 2 rows of head_dim / 8 lanes: all of a warp or half of it.
+// Of the two rows of a group among 64.
+__device__ inline int row_of(int group, int second) { return group / 8 * 16 + group % 8 + second * 8; }
+
+// A CTA: 64 slots. A group has 2 rows of head_dim / 8 lanes: all of a warp or half of it.
 template <class Groups, class Half, int kHeadDim>
-__global__ void queries_kernel(const __grid_constant__ SageInput q, const __grid_constant__ SageQueryCodes out) {
+__global__ void __launch_bounds__(kThreads, 4)  // 64 registers: 77 without, and a CTA less
+    queries_kernel(const __grid_constant__ HeadRows q, const __grid_constant__ SageQueryCodes out) {
   constexpr int kOctets = kHeadDim / 8, kGroupsOfWarp = 16 / kOctets, kTurns = 32 / kGroupsOfWarp / kWarps;
   cuda::wait_for_previous();
   cuda::let_next_begin();
   const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
   const int octet = lane % kOctets, second = lane / kOctets % 2;
-  const SageWork work = SageWork::of<64>(q);
-  int32_t group[kTurns], token[kTurns];
+  const SlotBlock work = SlotBlock::of<64>(q, q.num_slots);
+  const int64_t block_row = work.row(q) * work.num_blocks + work.block;
+  int32_t group[kTurns], place[kTurns];  // -1: no token
   uint4 packed[kTurns];
 #pragma unroll
   for (int i = 0; i < kTurns; ++i) {
     group[i] = (warp * kTurns + i) * kGroupsOfWarp + lane / (2 * kOctets);
-    token[i] = work.block * 64 + group[i] / 8 * 16 + group[i] % 8 + second * 8;
-    packed[i] = load_channels(q, work, token[i], octet);
+    const Slot slot = slot_of<kTileQueries>(q, work, work.block * 64 + row_of(group[i], second));
+    place[i] = slot.token < 0 ? -1 : slot.place;
+    packed[i] = load_channels(q, work, slot.token, octet);
   }
-  float mean[8];
-  if (out.shift != nullptr) {
-    const int64_t kv_head = int64_t{work.sequence} * (q.num_heads / out.group_size) + work.head / out.group_size;
-#pragma unroll
-    for (int c = 0; c < 8; ++c) mean[c] = out.k_mean[kv_head * kHeadDim + octet * 8 + c];
-  }
+  if (out.sum != nullptr) write_sum<Half, kWarps, kHeadDim>(packed, out.sum + block_row * kHeadDim);
   uint32_t largest[kTurns];
 #pragma unroll
   for (int i = 0; i < kTurns; ++i) {
@@ -124,58 +126,68 @@ __global__ void queries_kernel(const __grid_constant__ SageInput q, const __grid
 #pragma unroll
     for (int i = 0; i < kTurns; ++i) largest[i] = max(of_warp[warp & ~1], of_warp[warp | 1]);
   }
+  float mean[8];
+  if (out.shift != nullptr) {
+    const int64_t kv_head = int64_t{work.sequence} * (q.num_heads / out.group_size) + work.head / out.group_size;
+#pragma unroll
+    for (int c = 0; c < 8; ++c) mean[c] = out.k_mean[kv_head * kHeadDim + octet * 8 + c];
+  }
 #pragma unroll
   for (int i = 0; i < kTurns; ++i) {
     float x[8];
     widen<Half>(packed[i], x);
     const Int8Scale scale = Groups::scale_of(largest[i]);
     const bool lost = is_lost(largest[i]);
-    store_codes(out.codes, q, work, token[i], octet, int8_codes<Groups>(x, scale.factor, lost));
-    if (octet == 0 && second == 0) {
-      out.scale[(work.row(q) * work.num_blocks + work.block) * 32 + group[i]] = scale_or_nan(scale, lost);
-    }
+    store_codes(out.codes, q, work, work.block * 64 + row_of(group[i], second), octet,
+                int8_codes<Groups>(x, scale.factor, lost));
+    if (octet == 0 && second == 0) out.scale[block_row * 32 + group[i]] = scale_or_nan(scale, lost);
     if (out.shift != nullptr) {
       float dot = 0.0f;
 #pragma unroll
       for (int c = 0; c < 8; ++c) dot = fmaf(x[c], mean[c], dot);
 #pragma unroll
       for (int lanes = 1; lanes < kOctets; lanes *= 2) dot += __shfl_xor_sync(0xffffffffu, dot, lanes);
-      if (octet == 0 && token[i] < q.length) {
-        out.shift[work.row(q) * q.length + token[i]] = __fmul_rn(dot, out.softmax_scale);
+      if (octet == 0 && place[i] >= 0) {
+        out.shift[work.row(q) * q.length + place[i]] = __fmul_rn(dot, out.softmax_scale);
       }
     }
   }
 }
 
-// A CTA: 128 keys. A warp takes pairs of keys of one group, so do as many warps as there are for each group.
-template <class Groups, class Half, int kHeadDim>
-__global__ void keys_kernel(const __grid_constant__ SageInput k, const float* mean_keys,
+// A CTA: a block of keys. A warp takes pairs of keys of one group, so do as many warps as there are for each group.
+template <class Groups, class Half, int kHeadDim, int kKeys>
+__global__ void keys_kernel(const __grid_constant__ HeadRows k, const float* mean_keys,
                             const __grid_constant__ SageKeyCodes out) {
-  constexpr int kOctets = kHeadDim / 8, kPairsOfWarp = 16 / kOctets, kTurns = 64 / kPairsOfWarp / kWarps;
+  constexpr int kOctets = kHeadDim / 8, kPairsOfWarp = 16 / kOctets, kTurns = kKeys / 2 / kPairsOfWarp / kWarps;
   __shared__ uint32_t of_warp[kWarps];
   cuda::wait_for_previous();
   cuda::let_next_begin();
   const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
   const int octet = lane % kOctets, group = warp % 4;
-  const SageWork work = SageWork::of<128>(k);
+  const SlotBlock work = SlotBlock::of<kKeys>(k, k.num_slots);
+  const int64_t block_row = work.row(k) * work.num_blocks + work.block;
   float mean[8];
 #pragma unroll
   for (int c = 0; c < 8; ++c) {
     mean[c] = mean_keys == nullptr ? 0.0f : mean_keys[work.row(k) * kHeadDim + octet * 8 + c];
   }
   uint4 packed[kTurns];
-  int32_t token[kTurns];
+  int32_t key[kTurns];
+  bool has_token[kTurns];
 #pragma unroll
   for (int i = 0; i < kTurns; ++i) {
     // Pairs 4 n + group; n counts the warps of the group, then a warp's pairs side by side, then its turns.
     const int n = (i * kPairsOfWarp + lane / (2 * kOctets)) * (kWarps / 4) + warp / 4;
-    token[i] = work.block * 128 + (4 * n + group) * 2 + lane / kOctets % 2;
-    packed[i] = load_channels(k, work, token[i], octet);
+    key[i] = work.block * kKeys + (4 * n + group) * 2 + lane / kOctets % 2;
+    const Slot slot = slot_of<kTileKeys>(k, work, key[i]);
+    has_token[i] = slot.token >= 0;
+    packed[i] = load_channels(k, work, slot.token, octet);
   }
+  if (out.sum != nullptr) write_sum<Half, kWarps, kHeadDim>(packed, out.sum + block_row * kHeadDim);
   // Less the mean: per thread rounded once more, and then kept so.
   const auto numbers = [&](int i, float(&x)[8]) {
     widen<Half>(packed[i], x);
-    if (mean_keys == nullptr || token[i] >= k.length) return;
+    if (mean_keys == nullptr || !has_token[i]) return;
 #pragma unroll
     for (int c = 0; c < 8; ++c) x[c] -= mean[c];
   };
@@ -208,36 +220,40 @@ __global__ void keys_kernel(const __grid_constant__ SageInput k, const float* me
     } else {
       widen<Half>(packed[i], x);
     }
-    store_codes(out.codes, k, work, token[i], octet, int8_codes<Groups>(x, scale.factor, lost));
+    store_codes(out.codes, k, work, key[i], octet, int8_codes<Groups>(x, scale.factor, lost));
   }
-  if (lane == 0 && warp < 4) {
-    out.scale[(work.row(k) * work.num_blocks + work.block) * 4 + group] = scale_or_nan(scale, lost);
-  }
+  if (lane == 0 && warp < 4) out.scale[block_row * 4 + group] = scale_or_nan(scale, lost);
 }
 
 template <class Groups>
-void launch_queries(const SageInput& q, const SageQueryCodes& out, void* stream) {
+void launch_queries(const HeadRows& q, const SageQueryCodes& out, void* stream) {
   using Bf16 = __nv_bfloat16;
   const auto narrow = q.f16 ? queries_kernel<Groups, __half, 64> : queries_kernel<Groups, Bf16, 64>;
   const auto wide = q.f16 ? queries_kernel<Groups, __half, 128> : queries_kernel<Groups, Bf16, 128>;
-  cuda::launch("queries to INT8", q.dim == 128 ? wide : narrow, grid_of(q, 64), kThreads, 0, stream, q, out);
+  cuda::launch("queries to INT8", q.dim == 128 ? wide : narrow, grid_of(q, q.num_slots, 64), kThreads, 0, stream, q, out);
+}
+
+template <class Groups, int kKeys>
+void launch_keys(const HeadRows& k, const float* mean, const SageKeyCodes& out, void* stream) {
+  using Bf16 = __nv_bfloat16;
+  const auto narrow = k.f16 ? keys_kernel<Groups, __half, 64, kKeys> : keys_kernel<Groups, Bf16, 64, kKeys>;
+  const auto wide = k.f16 ? keys_kernel<Groups, __half, 128, kKeys> : keys_kernel<Groups, Bf16, 128, kKeys>;
+  cuda::launch("keys to INT8", k.dim == 128 ? wide : narrow, grid_of(k, k.num_slots, kKeys), kThreads, 0, stream, k,
+               mean, out);
 }
 
 template <class Groups>
-void launch_keys(const SageInput& k, const float* mean, const SageKeyCodes& out, void* stream) {
-  using Bf16 = __nv_bfloat16;
-  const auto narrow = k.f16 ? keys_kernel<Groups, __half, 64> : keys_kernel<Groups, Bf16, 64>;
-  const auto wide = k.f16 ? keys_kernel<Groups, __half, 128> : keys_kernel<Groups, Bf16, 128>;
-  cuda::launch("keys to INT8", k.dim == 128 ? wide : narrow, grid_of(k, 128), kThreads, 0, stream, k, mean, out);
+void launch_keys(const HeadRows& k, const float* mean, const SageKeyCodes& out, void* stream) {
+  (k.tiles.num_tiles == 0 ? launch_keys<Groups, 128> : launch_keys<Groups, kTileKeys>)(k, mean, out, stream);
 }
 
 }  // namespace
 
-void launch_sage_queries(const SageInput& q, bool per_warp, const SageQueryCodes& out, void* stream) {
+void launch_sage_queries(const HeadRows& q, bool per_warp, const SageQueryCodes& out, void* stream) {
   (per_warp ? launch_queries<PerWarp> : launch_queries<PerThread>)(q, out, stream);
 }
 
-void launch_sage_keys(const SageInput& k, bool per_warp, const float* mean, const SageKeyCodes& out, void* stream) {
+void launch_sage_keys(const HeadRows& k, bool per_warp, const float* mean, const SageKeyCodes& out, void* stream) {
   (per_warp ? launch_keys<PerWarp> : launch_keys<PerThread>)(k, mean, out, stream);
 }
 

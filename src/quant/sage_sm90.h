@@ -5,22 +5,16 @@
 
 #include <cstdint>
 
-namespace tilesieve::sm90 {
+#include "tensor/head_rows_sm90.h"
 
-// bf16 or f16 [num_sequences, num_heads, length, head_dim] by strides in elements, multiples of 8, as is head_dim.
-struct SageInput {
-  const void* data = nullptr;
-  bool f16 = false;
-  int32_t num_sequences = 0, num_heads = 0, length = 0, head_dim = 0;
-  int32_t dim = 0;  // 64 or 128: channels as computed with; those behind head_dim are 0. Below, head_dim is this one.
-  int64_t sequence_stride = 0, head_stride = 0, token_stride = 0;
-};
+namespace tilesieve::sm90 {
 
 inline constexpr int kSageChunk = 256;  // tokens of a partial statistic
 
-// The mean of each channel, rounded to the keys' dtype, as f32 [num_sequences, num_heads, head_dim]. `partial`
+// The mean of each channel, rounded to the keys' dtype, as f32 [num_sequences, num_heads, head_dim]; in the order of
+// tokens, whatever the tiles. `partial`
 // [num_sequences, num_heads, ceil(length / 256), head_dim] is scratch.
-void launch_sage_k_mean(const SageInput& k, float* partial, float* mean, void* stream);
+void launch_sage_k_mean(const HeadRows& k, float* partial, float* mean, void* stream);
 
 // Of each channel, [num_sequences, num_heads, head_dim]: scale = largest magnitude / 448, and what values are
 // multiplied with for their codes; it is 0 where all codes are to be 0, see tilesieve/sage.h.
@@ -28,28 +22,32 @@ struct SageValueScale {
   float* scale = nullptr;
   float* factor = nullptr;
 };
-void launch_sage_v_scale(const SageInput& v, float* partial, const SageValueScale& out, void* stream);
+void launch_sage_v_scale(const HeadRows& v, float* partial, const SageValueScale& out, void* stream);
 
-// `shift`, where given, receives softmax_scale * q . k_mean for each query, what smoothing takes off its LSE.
+// `shift`, where given, receives softmax_scale * q . k_mean for each query, what smoothing takes off its LSE; in the
+// order of slots, without those that have no token. `sum`, where given, that of each 64 slots' queries.
 struct SageQueryCodes {
-  void* codes = nullptr;   // int8 [num_sequences, num_heads, length, head_dim]
-  float* scale = nullptr;  // [num_sequences, num_heads, ceil(length / 64), 32]
+  void* codes = nullptr;   // int8 [num_sequences, num_heads, num_slots, head_dim]
+  float* scale = nullptr;  // [num_sequences, num_heads, ceil(num_slots / 64), 32]
   float* shift = nullptr;  // [num_sequences, num_heads, length]
+  float* sum = nullptr;    // [num_sequences, num_heads, ceil(num_slots / 64), head_dim]
   const float* k_mean = nullptr;
   int32_t group_size = 1;
   float softmax_scale = 0;
 };
-void launch_sage_queries(const SageInput& q, bool per_warp, const SageQueryCodes& out, void* stream);
+void launch_sage_queries(const HeadRows& q, bool per_warp, const SageQueryCodes& out, void* stream);
 
-// `mean` nullptr: keys as they are.
+// Keys share scales in blocks of 128, or where there are tiles in these. `mean` nullptr: keys as they are. `sum`, where
+// given, that of each block's keys, as they are.
 struct SageKeyCodes {
-  void* codes = nullptr;   // int8 [num_sequences, num_heads, length, head_dim]
-  float* scale = nullptr;  // [num_sequences, num_heads, ceil(length / 128), 4]
+  void* codes = nullptr;   // int8 [num_sequences, num_heads, num_slots, head_dim]
+  float* scale = nullptr;  // [num_sequences, num_heads, blocks, 4]
+  float* sum = nullptr;    // [num_sequences, num_heads, blocks, head_dim]
 };
-void launch_sage_keys(const SageInput& k, bool per_warp, const float* mean, const SageKeyCodes& out, void* stream);
+void launch_sage_keys(const HeadRows& k, bool per_warp, const float* mean, const SageKeyCodes& out, void* stream);
 
-// e4m3 [num_sequences, num_heads, head_dim, ceil(length / 128) * 128]: transposed, each 16 keys in the order of weights
-// in a warp's registers, 0 behind the last.
-void launch_sage_values(const SageInput& v, const float* factor, void* codes, void* stream);
+// e4m3 [num_sequences, num_heads, head_dim, slots]: transposed, each 16 keys in the order of weights in a warp's
+// registers, 0 where there is no token. Slots are num_slots rounded up to 128, or where there are tiles as they are.
+void launch_sage_values(const HeadRows& v, const float* factor, void* codes, void* stream);
 
 }  // namespace tilesieve::sm90

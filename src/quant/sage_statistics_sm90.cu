@@ -3,7 +3,8 @@
 // together. The order of the sums is fixed, so the mean has the same bits on every run and on the CPU.
 #include "cuda/flush.h"
 #include "cuda/launch.h"
-#include "quant/sage_rows_sm90.h"
+#include "quant/sage_magnitude_sm90.h"
+#include "quant/sage_sm90.h"
 
 namespace tilesieve::sm90 {
 
@@ -22,19 +23,20 @@ struct Largest {
 
 // A CTA: 256 tokens; a thread: 8 channels of every eighth token.
 template <class Half, class Combine>
-__global__ void partial_kernel(const __grid_constant__ SageInput input, float* partial) {
+__global__ void partial_kernel(const __grid_constant__ HeadRows rows, float* partial) {
   __shared__ float sums[kClasses][128];
   cuda::wait_for_previous();
   cuda::let_next_begin();
-  const int octets = input.dim / 8, octet = static_cast<int>(threadIdx.x) % octets;
+  const int octets = rows.dim / 8, octet = static_cast<int>(threadIdx.x) % octets;
   const int of_class = static_cast<int>(threadIdx.x) / octets;
-  const SageWork work = SageWork::of<kSageChunk>(input);
+  const SlotBlock work = SlotBlock::of<kSageChunk>(rows, rows.length);
   const int32_t first = work.block * kSageChunk + of_class;
   float total[8] = {};
 #pragma unroll 8
   for (int i = 0; i < kSageChunk / kClasses; ++i) {
     float x[8];
-    widen<Half>(load_channels(input, work, first + i * kClasses, octet), x);
+    const int32_t token = first + i * kClasses;
+    widen<Half>(load_channels(rows, work, token < rows.length ? token : -1, octet), x);
 #pragma unroll
     for (int c = 0; c < 8; ++c) Combine::add(total[c], x[c]);
   }
@@ -50,7 +52,7 @@ __global__ void partial_kernel(const __grid_constant__ SageInput input, float* p
 #pragma unroll
     for (int i = 0; i < kClasses; i += 2 * step) Combine::add(s[i], s[i + step]);
   }
-  partial[(work.row(input) * work.num_blocks + work.block) * input.dim + channel] = s[0];
+  partial[(work.row(rows) * work.num_blocks + work.block) * rows.dim + channel] = s[0];
 }
 
 template <class Combine>
@@ -82,24 +84,24 @@ __global__ void scale_kernel(const float* partial, int32_t num_chunks, SageValue
 }
 
 template <class Combine>
-void launch_partials(const char* name, const SageInput& input, float* partial, void* stream) {
-  const auto kernel = input.f16 ? partial_kernel<__half, Combine> : partial_kernel<__nv_bfloat16, Combine>;
-  cuda::launch(name, kernel, grid_of(input, kSageChunk), input.dim, 0, stream, input, partial);
+void launch_partials(const char* name, const HeadRows& rows, float* partial, void* stream) {
+  const auto kernel = rows.f16 ? partial_kernel<__half, Combine> : partial_kernel<__nv_bfloat16, Combine>;
+  cuda::launch(name, kernel, grid_of(rows, rows.length, kSageChunk), rows.dim, 0, stream, rows, partial);
 }
 
-dim3 heads_of(const SageInput& input) { return dim3(static_cast<unsigned>(input.num_heads * input.num_sequences)); }
+dim3 heads_of(const HeadRows& rows) { return dim3(static_cast<unsigned>(rows.num_heads * rows.num_sequences)); }
 
-int32_t chunks_of(const SageInput& input) { return static_cast<int32_t>(ceil_div(input.length, kSageChunk)); }
+int32_t chunks_of(const HeadRows& rows) { return static_cast<int32_t>(ceil_div(rows.length, kSageChunk)); }
 
 }  // namespace
 
-void launch_sage_k_mean(const SageInput& k, float* partial, float* mean, void* stream) {
+void launch_sage_k_mean(const HeadRows& k, float* partial, float* mean, void* stream) {
   launch_partials<Sum>("sums of keys", k, partial, stream);
   cuda::launch("mean key", k.f16 ? mean_kernel<__half> : mean_kernel<__nv_bfloat16>, heads_of(k), k.dim, 0, stream,
                partial, chunks_of(k), k.length, mean);
 }
 
-void launch_sage_v_scale(const SageInput& v, float* partial, const SageValueScale& out, void* stream) {
+void launch_sage_v_scale(const HeadRows& v, float* partial, const SageValueScale& out, void* stream) {
   launch_partials<Largest>("largest values", v, partial, stream);
   cuda::launch("scales of values", scale_kernel, heads_of(v), v.dim, 0, stream, partial, chunks_of(v), out);
 }

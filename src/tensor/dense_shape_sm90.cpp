@@ -43,29 +43,38 @@ void check_view(const char* argument, const TensorView& view, std::initializer_l
 
 }  // namespace
 
-DenseShape::DenseShape(const DenseInputs& inputs, const DenseOutputs& outputs, const DenseOptions& options,
+DenseShape::DenseShape(const TensorView& q_view, const TensorView& k_view, DenseLayout layout,
                        std::initializer_list<DType> dtypes) {
-  const DenseLayout layout = options.layout;
-  const bool batched = inputs.q.num_dims == 4;
-  for (const auto& [name, view] : {std::pair("q", inputs.q), std::pair("k", inputs.k)}) {
+  const bool batched = q_view.num_dims == 4;
+  for (const auto& [name, view] : {std::pair("q", q_view), std::pair("k", k_view)}) {
     if (view.num_dims == 4 || (view.num_dims == 3 && !batched)) continue;
     fail("{}: got {} dimensions, expected {}{}", name, view.num_dims, batched ? "[num_sequences, " : "[",
          layout == DenseLayout::nhd ? "tokens, heads, head_dim]" : "heads, tokens, head_dim]");
   }
-  q = axes_of(inputs.q, layout, batched, true);
-  k = axes_of(inputs.k, layout, batched, true);
+  q = axes_of(q_view, layout, batched, true);
+  k = axes_of(k_view, layout, batched, true);
   if (q.head_dim < 8 || q.head_dim > 128 || q.head_dim % 8 != 0) {
     fail("q: got head_dim {}, expected a multiple of 8 up to 128", q.head_dim);
   }
   if (k.heads < 1 || q.heads < 1 || q.heads % k.heads != 0) {
     fail("k: got {} KV heads for {} query heads, expected a divisor", k.heads, q.heads);
   }
-  check_view("q", inputs.q, dtypes, q, layout, batched, true);
-  DenseAxes keys = k;
-  keys.sequences = q.sequences;
-  keys.head_dim = q.head_dim;
-  check_view("k", inputs.k, {inputs.q.dtype}, keys, layout, batched, true);
-  check_view("v", inputs.v, {inputs.q.dtype}, keys, layout, batched, true);
+  check_view("q", q_view, dtypes, q, layout, batched, true);
+  check_view("k", k_view, {q_view.dtype}, keys(), layout, batched, true);
+  check_limit("q: tokens", q.tokens, INT32_MAX - 256);
+  check_limit("k: tokens", k.tokens, INT32_MAX - 256);
+  const auto tiles = [&](const DenseAxes& axes) { return q.sequences * axes.heads * ceil_div(axes.tokens, 64); };
+  check_limit("q: tiles of 64 tokens of all heads", tiles(q), INT32_MAX / 2);
+  check_limit("k: tiles of 64 tokens of all heads", tiles(k), INT32_MAX / 2);
+  dim = q.head_dim <= 64 ? 64 : 128;
+}
+
+DenseShape::DenseShape(const DenseInputs& inputs, const DenseOutputs& outputs, const DenseOptions& options,
+                       std::initializer_list<DType> dtypes)
+    : DenseShape(inputs.q, inputs.k, options.layout, dtypes) {
+  const DenseLayout layout = options.layout;
+  const bool batched = inputs.q.num_dims == 4;
+  check_view("v", inputs.v, {inputs.q.dtype}, keys(), layout, batched, true);
   v = axes_of(inputs.v, layout, batched, true);
   check_view("o", outputs.o, {DType::bf16, DType::f16}, q, layout, batched, true);
   o = axes_of(outputs.o, layout, batched, true);
@@ -74,17 +83,19 @@ DenseShape::DenseShape(const DenseInputs& inputs, const DenseOutputs& outputs, c
     check_view("lse", outputs.lse, {DType::f32}, q, layout, batched, false);
     lse = axes_of(outputs.lse, layout, batched, false);
   }
-  check_limit("q: tokens", q.tokens, INT32_MAX - 256);
-  check_limit("k: tokens", k.tokens, INT32_MAX - 256);
-  const auto tiles = [&](const DenseAxes& axes) { return q.sequences * axes.heads * ceil_div(axes.tokens, 64); };
-  check_limit("q: tiles of 64 tokens of all heads", tiles(q), INT32_MAX / 2);
-  check_limit("k: tiles of 64 tokens of all heads", tiles(k), INT32_MAX / 2);
   const double scale = options.softmax_scale;
   if (!(scale >= 0) || !std::isfinite(scale)) {
     fail("softmax_scale: got {}, expected a positive number, or 0 for 1 / sqrt(head_dim)", scale);
   }
   softmax_scale = static_cast<float>(scale != 0 ? scale : 1 / std::sqrt(static_cast<double>(q.head_dim)));
-  dim = q.head_dim <= 64 ? 64 : 128;
+}
+
+// As k and v must have them.
+DenseAxes DenseShape::keys() const {
+  DenseAxes axes = k;
+  axes.sequences = q.sequences;
+  axes.head_dim = q.head_dim;
+  return axes;
 }
 
 }  // namespace tilesieve::sm90

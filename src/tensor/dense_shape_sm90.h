@@ -15,7 +15,8 @@ struct DenseAxes {
 };
 
 struct DenseShape {
-  // Throws Error naming the argument. `dtypes`: of q, and so of k and v.
+  // Throw Error naming the argument. `dtypes`: of q, and so of k and v. Without values and outputs: what is known then.
+  DenseShape(const TensorView& q, const TensorView& k, DenseLayout layout, std::initializer_list<DType> dtypes);
   DenseShape(const DenseInputs& inputs, const DenseOutputs& outputs, const DenseOptions& options,
              std::initializer_list<DType> dtypes);
 
@@ -23,6 +24,9 @@ struct DenseShape {
   bool has_lse = false;
   int32_t dim = 0;  // 64 or 128: channels as computed with
   float softmax_scale = 0;
+
+ private:
+  DenseAxes keys() const;
 };
 
 }  // namespace tilesieve::sm90

@@ -164,8 +164,8 @@ SageTensors quantized_by_device(const DenseCase& c) {
   const sm90::SageCall call(device.inputs(), device.outputs(), device.options());
   call.quantize(device.workspace(), nullptr);
   must(cudaDeviceSynchronize());
-  const sm90::SageWorkspace& at = call.layout();
-  std::vector<uint8_t> bytes(static_cast<size_t>(at.bytes));
+  const sm90::SagePlaces& at = call.places();
+  std::vector<uint8_t> bytes(static_cast<size_t>(call.workspace_bytes()));
   must(cudaMemcpy(bytes.data(), device.workspace(), bytes.size(), cudaMemcpyDeviceToHost));
 
   const Problem& p = c.problem;

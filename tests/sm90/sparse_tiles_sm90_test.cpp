@@ -68,15 +68,16 @@ class TileLists {
       lists.head_stride = index_.head_stride;
       lists.row_stride = index_.row_stride;
       lists.capacity = static_cast<int32_t>(capacity_);
-      lists.group_size = static_cast<int32_t>(problem.group_size());
     }
     if (kind == Lists::with_counts) lists.count = static_cast<const int32_t*>(device_counts_.data());
     if (has_spans) {
-      lists.q_span = static_cast<const sm90::TileSpan*>(device_q_.data());
-      lists.kv_span = static_cast<const sm90::TileSpan*>(device_kv_.data());
+      lists.q.span = static_cast<const sm90::TileSpan*>(device_q_.data());
+      lists.kv.span = static_cast<const sm90::TileSpan*>(device_kv_.data());
     }
-    lists.num_q_tiles = static_cast<int32_t>(q_tiles_.size());
-    lists.num_kv_tiles = static_cast<int32_t>(kv_tiles_.size());
+    lists.q.num_tiles = static_cast<int32_t>(q_tiles_.size());
+    lists.kv.num_tiles = static_cast<int32_t>(kv_tiles_.size());
+    lists.q.num_tokens = static_cast<int32_t>(problem.total_q());
+    lists.kv.num_tokens = static_cast<int32_t>(problem.total_kv());
     lists.next_tile = static_cast<int32_t*>(next_.data());
     return lists;
   }

@@ -52,11 +52,11 @@ template <class Config>
 void launch(SageSparseArgs args, int num_sms, void* stream) {
   const int64_t heads = int64_t{args.num_sequences} * args.num_q_heads;
   const int64_t kv_heads = int64_t{args.num_sequences} * args.num_kv_heads;
-  const int64_t v_slots = int64_t{args.lists.num_kv_tiles} * kSparseKeys, d = Config::kHeadDim;
+  const int64_t v_slots = int64_t{args.lists.kv.num_tiles} * kSparseKeys, d = Config::kHeadDim;
   const SageMaps maps = {sage_map("q", args.q, d, args.num_q_slots, heads, Config::kHeadDim, kTileRows),
                          sage_map("k", args.k, d, args.num_k_slots, kv_heads, Config::kHeadDim, kSparseKeys),
                          sage_map("v", args.v, v_slots, d, kv_heads, kSparseKeys, Config::kHeadDim)};
-  args.num_row_tiles = args.lists.num_q_tiles;
+  args.num_row_tiles = args.lists.q.num_tiles;
   args.num_tiles = static_cast<int32_t>(args.num_row_tiles * heads);
   if (args.num_tiles == 0) return;
   cuda::check(cudaMemsetAsync(args.lists.next_tile, 0, sizeof(int32_t), static_cast<cudaStream_t>(stream)),

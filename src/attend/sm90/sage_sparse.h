@@ -7,9 +7,9 @@
 
 namespace tilesieve::sm90 {
 
-// As SageArgs, but keys have scales in tiles of 64, k_scale [num_sequences, num_kv_heads, num_kv_tiles, 4], and v is
-// [num_sequences, num_kv_heads, dim, num_kv_tiles * 64]. Where the lists have spans, a tile takes whole slots of codes
-// and scales: 128 of q and of two rows of q_scale, 64 of k and v, and v behind its keys is 0.
+// As SageArgs, but keys have scales in tiles of 64, k_scale [num_sequences, num_kv_heads, kv.num_tiles, 4], and v is
+// [num_sequences, num_kv_heads, dim, kv.num_tiles * 64]. Where the lists have spans, a tile takes whole slots of codes
+// and scales: 128 of q and of two rows of q_scale, 64 of k and v, and v behind its keys is 0. lse_shift lies by slots.
 struct SageSparseArgs : SageArgs {
   SparseLists lists;
   int32_t num_q_slots = 0, num_k_slots = 0;  // rows of q and k under a head

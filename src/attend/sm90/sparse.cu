@@ -31,7 +31,7 @@ __global__ void __launch_bounds__(kSparseThreads, 1)
 template <class Config>
 void launch(const DenseTensors& tensors, SparseArgs args, int num_sms, void* stream) {
   const DenseMaps maps = dense_maps<Config>(tensors, args, kSparseKeys);
-  args.num_row_tiles = args.lists.num_q_tiles;
+  args.num_row_tiles = args.lists.q.num_tiles;
   args.num_tiles = args.num_row_tiles * args.num_q_heads * args.num_sequences;
   if (args.num_tiles == 0) return;
   cuda::check(cudaMemsetAsync(args.lists.next_tile, 0, sizeof(int32_t), static_cast<cudaStream_t>(stream)),

@@ -6,32 +6,24 @@
 #include <cstdint>
 
 #include "attend/sm90/dense.h"
+#include "tensor/video_tiles_sm90.h"
 
 namespace tilesieve::sm90 {
 
-// Where a tile of a sequence's tokens begins, and how many it has.
-struct TileSpan {
-  int32_t first, length;
-};
-
 struct SparseLists {
-  // [num_sequences * num_q_heads / group_size, num_q_tiles, capacity] by strides, of ids of key tiles: ascending, -1
-  // behind the last. nullptr: every row has all key tiles. An id that is not there is a tile of no keys.
-  const int32_t* kv_tile = nullptr;
-  const int32_t* count = nullptr;  // [.., num_q_tiles] without gaps, or nullptr: up to -1
-  int64_t head_stride = 0, row_stride = 0;
-  int32_t capacity = 0;
-  int32_t group_size = 1;  // query heads that share a list
+  TokenTiles q, kv;  // tiles of queries and of keys; o and lse have the places of tokens, not of slots
 
-  // Of a sequence, the same for all; nullptr: one after the other, the last one short.
-  const TileSpan* q_span = nullptr;   // [num_q_tiles]
-  const TileSpan* kv_span = nullptr;  // [num_kv_tiles]
-  int32_t num_q_tiles = 0, num_kv_tiles = 0;
+  // [num_sequences, num_kv_heads, q.num_tiles, capacity] by strides, of ids of key tiles: ascending, -1 behind the last.
+  // nullptr: every row has all key tiles. An id that is not there is a tile of no keys.
+  const int32_t* kv_tile = nullptr;
+  const int32_t* count = nullptr;  // [.., q.num_tiles] without gaps, or nullptr: up to -1
+  int64_t sequence_stride = 0, head_stride = 0, row_stride = 0;
+  int32_t capacity = 0;
 
   int32_t* next_tile = nullptr;  // 0 at the launch: which query tile of all is to be taken next
 };
 
-inline constexpr int kSparseRows = 128, kSparseKeys = 64;  // of a tile
+inline constexpr int kSparseRows = kTileQueries, kSparseKeys = kTileKeys;
 
 struct SparseArgs : DenseArgs {
   SparseLists lists;

@@ -7,16 +7,39 @@
 
 namespace tilesieve::sm90 {
 
+// A tile of queries of one head.
+struct SparseTile : DenseTile {
+  int32_t order;  // of its tokens
+  TileSpan span;  // slots
+
+  static __device__ SparseTile of(const DenseArgs& args, const SparseLists& lists, int32_t tile, int32_t order) {
+    const DenseTile it = DenseTile::of(args, tile, kSparseRows);
+    return {it, order, span_of(lists.q, order, it.first_row / kSparseRows, kSparseRows)};
+  }
+};
+
 // What a consumer is to do with its next stage of queries. The producer works places out: it has the time.
 struct SparseWork {
   bool is_end, has_keys;
-  int32_t half;      // of the tile's rows, of a consumer that takes one at a time
-  int32_t num_rows;  // of the tile
-  RowPlace place;    // of the first
-  int64_t shift;     // of its LSE shift
+  int32_t half;          // of the tile's rows, of a consumer that takes one at a time
+  TileSpan span;         // slots of the tile
+  const int32_t* token;  // of its slots; nullptr: they are the slots' numbers
+  RowPlace place;        // of the head's first token
+  int64_t shift;         // of the tile's first LSE shift
+
+  SparseWork() = default;
+  __device__ SparseWork(const DenseArgs& args, const SparseLists& lists, const SparseTile& it, int half, bool has_keys)
+      : is_end(false),
+        has_keys(has_keys),
+        half(half),
+        span(it.span),
+        token(tokens_of(lists.q, it.order, it.span.first)),
+        place(tilesieve::sm90::place_of(args, it, 0)),
+        shift(static_cast<int64_t>(it.sequence_head) * args.q_len + it.span.first) {}
 
   __device__ RowPlace place_of(const DenseArgs& args, int32_t row) const {
-    return {place.o + row * args.o.token_stride, place.lse + row * args.lse.token_stride};
+    const int64_t at = token == nullptr ? span.first + row : token[row];
+    return {place.o + at * args.o.token_stride, place.lse + at * args.lse.token_stride};
   }
 };
 
@@ -42,55 +65,40 @@ struct SparseRun {
 // Tells the compiler that a number is the same in all lanes.
 __device__ inline int32_t uniform(int32_t x) { return __shfl_sync(0xffffffffu, x, 0); }
 
-__device__ inline TileSpan span_of(const TileSpan* spans, int32_t tile, int32_t size, int32_t tokens) {
-  if (spans != nullptr) return spans[tile];
-  return {tile * size, min(size, tokens - tile * size)};
-}
-
-__device__ inline SparseWork work_of(const DenseArgs& args, const SparseLists& lists, const DenseTile& it, int half,
-                                     bool has_keys) {
-  const TileSpan span = span_of(lists.q_span, it.first_row / kSparseRows, kSparseRows, args.q_len);
-  return {false,
-          has_keys,
-          half,
-          span.length,
-          place_of(args, it, span.first),
-          static_cast<int64_t>(it.sequence_head) * args.q_len + span.first};
-}
-
 // The list of one tile of queries.
 class SparseList {
  public:
   // All lanes of a warp together.
-  __device__ SparseList(const DenseArgs& args, const SparseLists& lists, const DenseTile& it)
-      : SparseList(args, lists, it, lists.num_kv_tiles) {
+  __device__ SparseList(const DenseArgs& args, const SparseLists& lists, const DenseTile& it, int32_t order)
+      : SparseList(args, lists, it, order, lists.kv.num_tiles) {
     if (lists.kv_tile == nullptr) return;
-    const int64_t row =
-        static_cast<int64_t>(it.sequence_head / lists.group_size) * lists.num_q_tiles + it.first_row / kSparseRows;
+    const int64_t row = static_cast<int64_t>(it.kv_head) * lists.q.num_tiles + it.first_row / kSparseRows;
     count_ = lists.count == nullptr ? find_end() : min(max(lists.count[row], 0), lists.capacity);
   }
 
   // With the count known.
-  __device__ SparseList(const DenseArgs& args, const SparseLists& lists, const DenseTile& it, int32_t count)
-      : args_(args), lists_(lists), count_(count) {
+  __device__ SparseList(const DenseArgs& args, const SparseLists& lists, const DenseTile& it, int32_t order,
+                        int32_t count)
+      : lists_(lists), order_(order), count_(count) {
     if (lists.kv_tile == nullptr) return;
-    ids_ = lists.kv_tile + it.sequence_head / lists.group_size * lists.head_stride +
+    const int32_t sequence = it.sequence_head / args.num_q_heads, head = it.kv_head - sequence * args.num_kv_heads;
+    ids_ = lists.kv_tile + sequence * lists.sequence_stride + head * lists.head_stride +
            it.first_row / kSparseRows * lists.row_stride;
   }
 
   __device__ int32_t count() const { return count_; }
 
-  // Tile num_kv_tiles stands for none.
+  // Tile kv.num_tiles stands for none.
   __device__ int32_t id(int32_t position) const {
-    if (position >= count_) return lists_.num_kv_tiles;
+    if (position >= count_) return lists_.kv.num_tiles;
     if (ids_ == nullptr) return position;
     const int32_t id = ids_[position];
-    return id < 0 ? lists_.num_kv_tiles : min(id, lists_.num_kv_tiles);
+    return id < 0 ? lists_.kv.num_tiles : min(id, lists_.kv.num_tiles);
   }
 
   __device__ TileSpan span(int32_t id) const {
-    if (id == lists_.num_kv_tiles) return {id * kSparseKeys, 0};
-    return span_of(lists_.kv_span, id, kSparseKeys, args_.kv_len);
+    if (id == lists_.kv.num_tiles) return {id * kSparseKeys, 0};
+    return span_of(lists_.kv, order_, id, kSparseKeys);
   }
 
  private:
@@ -107,10 +115,9 @@ class SparseList {
     return begin;
   }
 
-  const DenseArgs& args_;
   const SparseLists& lists_;
   const int32_t* ids_ = nullptr;
-  int32_t count_;
+  int32_t order_, count_;
 };
 
 // 32 tiles of a list, one a lane. All lanes call together.
@@ -164,8 +171,9 @@ class SparseWindow {
 // A tile of queries that a warp takes, a read at a time, so that none is waited for.
 class SparseTask {
  public:
-  int32_t tile = 0, count = 0;  // num_tiles: none left
-  int32_t id = 0;               // of the first 32 of the list, one a lane
+  int32_t tile = 0;             // num_tiles: none left
+  int32_t order = 0, count = 0;
+  int32_t id = 0;  // of the first 32 of the list, one a lane
 
   __device__ SparseTask(const DenseArgs& args, const SparseLists& lists) : args_(&args), lists_(&lists) {}
 
@@ -179,18 +187,20 @@ class SparseTask {
         break;
       case 1:
         tile = min(uniform(tile), args_->num_tiles);
-        if (tile < args_->num_tiles)
-          count = SparseList(*args_, *lists_, DenseTile::of(*args_, tile, kSparseRows)).count();
+        if (tile == args_->num_tiles) break;
+        order = order_of(lists_->kv, place().kv_head % args_->num_kv_heads);
+        count = SparseList(*args_, *lists_, place(), order).count();
         break;
       case 2:
         if (tile == args_->num_tiles) break;
-        id = SparseList(*args_, *lists_, DenseTile::of(*args_, tile, kSparseRows), count)
-                 .id(static_cast<int32_t>(threadIdx.x) % 32);
+        id = SparseList(*args_, *lists_, place(), order, count).id(static_cast<int32_t>(threadIdx.x) % 32);
         break;
     }
   }
 
  private:
+  __device__ DenseTile place() const { return DenseTile::of(*args_, tile, kSparseRows); }
+
   const DenseArgs* args_;
   const SparseLists* lists_;
   int num_reads_ = 0;
@@ -209,8 +219,8 @@ __device__ void walk_lists(Fetch& to, const DenseArgs& args, const SparseLists& 
     SparseTask next(args, lists);
     if (task.tile + Fetch::kReserve * static_cast<int32_t>(gridDim.x) >= args.num_tiles) next.tile = args.num_tiles;
     const bool has_next = next.tile != args.num_tiles;
-    const DenseTile it = DenseTile::of(args, task.tile, kSparseRows);
-    const SparseList list(args, lists, it, task.count);
+    const SparseTile it = SparseTile::of(args, lists, task.tile, task.order);
+    const SparseList list(args, lists, it, it.order, task.count);
 #pragma unroll 1
     for (int pass = 0; pass < Fetch::kPasses; ++pass) {
       to.begin(it, pass, task.count > 0);

@@ -1,0 +1,169 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "tilesieve/video_tables_sm90.h"
+
+#include <algorithm>
+#include <cstring>
+#include <span>
+
+#include "base/fail.h"
+#include "base/rounding.h"
+#include "layout/video_tiling_sm90.h"
+#include "tensor/segment_blocks.h"
+#ifdef TILESIEVE_HAS_CUDA
+#include "cuda/upload.h"
+#endif
+
+namespace tilesieve::sm90 {
+
+namespace {
+
+constexpr int64_t kTableAlignment = 256, kMostTokens = INT32_MAX - 256;
+
+struct Tiles {
+  std::vector<TileSpan> spans;
+  std::vector<uint8_t> is_video;
+};
+
+Tiles cut(const std::vector<Segment>& segments, int64_t size) {
+  Tiles tiles;
+  for_each_block(segments, 0, size, [&](int64_t begin, int64_t end, size_t segment) {
+    tiles.spans.push_back({static_cast<int32_t>(begin), static_cast<int32_t>(end - begin)});
+    tiles.is_video.push_back(segments[segment].kind == SegmentKind::video);
+  });
+  return tiles;
+}
+
+// Those of `keys` that hold slots of the tile; all of them where it is not of the video.
+TileSpan own_tiles(const TileSpan& tile, bool is_video, const std::vector<TileSpan>& keys) {
+  if (!is_video) return {0, static_cast<int32_t>(keys.size())};
+  const auto begin = std::partition_point(keys.begin(), keys.end(),
+                                          [&](const TileSpan& key) { return key.first + key.length <= tile.first; });
+  const auto end =
+      std::partition_point(begin, keys.end(), [&](const TileSpan& key) { return key.first < tile.first + tile.length; });
+  return {static_cast<int32_t>(begin - keys.begin()), static_cast<int32_t>(end - begin)};
+}
+
+// Appends a row of a table and fills it up.
+template <class T>
+void append(std::vector<T>& table, const std::vector<T>& row, int64_t size) {
+  table.insert(table.end(), row.begin(), row.end());
+  table.resize(table.size() + static_cast<size_t>(size) - row.size());
+}
+
+}  // namespace
+
+void VideoTiling::set_orders(const std::vector<std::vector<Segment>>& segments_of_order) {
+  std::vector<Tiles> queries, keys;
+  for (const std::vector<Segment>& segments : segments_of_order) {
+    queries.push_back(cut(segments, kTileQueries));
+    keys.push_back(cut(segments, kTileKeys));
+    num_q_tiles = std::max<int64_t>(num_q_tiles, std::ssize(queries.back().spans));
+    num_kv_tiles = std::max<int64_t>(num_kv_tiles, std::ssize(keys.back().spans));
+  }
+  for (size_t order = 0; order < queries.size(); ++order) {
+    const Tiles &q = queries[order], &kv = keys[order];
+    const int64_t num_video = std::count(kv.is_video.begin(), kv.is_video.end(), 1);
+    num_video_kv_tiles = std::max(num_video_kv_tiles, num_video);
+    std::vector<TileSpan> owned;
+    for (size_t i = 0; i < q.spans.size(); ++i) {
+      owned.push_back(own_tiles(q.spans[i], q.is_video[i] != 0, kv.spans));
+      if (q.is_video[i] != 0) {
+        num_forced = std::max(num_forced, owned.back().length + std::ssize(kv.spans) - num_video);
+      } else {
+        has_other_queries = true;
+      }
+    }
+    append(q_span, q.spans, num_q_tiles);
+    append(kv_span, kv.spans, num_kv_tiles);
+    append(own, owned, num_q_tiles);
+    append(is_video, kv.is_video, num_kv_tiles);
+  }
+  on_device.q.num_tiles = static_cast<int32_t>(num_q_tiles);
+  on_device.kv.num_tiles = static_cast<int32_t>(num_kv_tiles);
+  on_device.q.num_tokens = on_device.kv.num_tokens = static_cast<int32_t>(num_tokens);
+  on_device.num_kv_heads = static_cast<int32_t>(num_kv_heads);
+}
+
+std::vector<std::byte> VideoTiling::place_at(void* memory) {
+  std::vector<std::byte> image;
+  const auto place = [&]<class T>(const std::vector<T>& table) -> const T* {
+    if (table.empty()) return nullptr;
+    const size_t at = image.size(), size = table.size() * sizeof(T);
+    image.resize(at + static_cast<size_t>(round_up(static_cast<int64_t>(size), kTableAlignment)));
+    std::memcpy(image.data() + at, table.data(), size);
+    return reinterpret_cast<const T*>(static_cast<std::byte*>(memory) + at);
+  };
+  on_device.q.span = place(q_span);
+  on_device.kv.span = place(kv_span);
+  on_device.q.token = on_device.kv.token = place(token);
+  on_device.q.order_of_head = on_device.kv.order_of_head = place(order_of_head);
+  on_device.own = place(own);
+  on_device.is_video = place(is_video);
+  return image;
+}
+
+int64_t VideoTiling::bytes() const {
+  const auto rounded = [](const auto& table) {
+    return round_up(std::ssize(table) * static_cast<int64_t>(sizeof(table[0])), kTableAlignment);
+  };
+  return rounded(q_span) + rounded(kv_span) + rounded(own) + rounded(is_video) + rounded(token) +
+         rounded(order_of_head);
+}
+
+VideoTables::VideoTables(const TokenSequence& sequence, const TokenLayout& layout)
+    : tiling_(std::make_shared<VideoTiling>()) {
+  sequence.validate();
+  VideoTiling& tiling = *tiling_;
+  tiling.num_tokens = sequence.num_tokens();
+  tiling.num_kv_heads = layout.num_heads();
+  if (layout.num_tokens() != tiling.num_tokens) {
+    fail("layout: got one of {} tokens, expected the sequence's {}", layout.num_tokens(), tiling.num_tokens);
+  }
+  if (tiling.num_tokens < 1 || tiling.num_tokens > kMostTokens) {
+    fail("sequence: got {} tokens, expected 1 to {}", tiling.num_tokens, kMostTokens);
+  }
+  if (tiling.num_kv_heads < 1) fail("layout: got no heads");
+  // Heads of equal order share it; raster alone needs no tables of tokens.
+  std::vector<std::span<const int32_t>> orders;
+  bool reorders = false;
+  for (int64_t head = 0; head < tiling.num_kv_heads; ++head) {
+    const std::span<const int32_t> order = layout.order(head);
+    const auto known =
+        std::find_if(orders.begin(), orders.end(), [&](const auto& other) { return other.data() == order.data(); });
+    tiling.order_of_head.push_back(static_cast<int32_t>(known - orders.begin()));
+    if (known == orders.end()) orders.push_back(order);
+    reorders = reorders || !layout.is_identity(head);
+  }
+  if (reorders) {
+    for (const std::span<const int32_t> order : orders) {
+      tiling.token.insert(tiling.token.end(), order.begin(), order.end());
+    }
+  } else {
+    orders.resize(1);
+    tiling.order_of_head.clear();
+  }
+  tiling.set_orders(std::vector<std::vector<Segment>>(orders.size(), sequence.segments));
+}
+
+int64_t VideoTables::bytes() const { return tiling_->bytes(); }
+int64_t VideoTables::num_tokens() const { return tiling_->num_tokens; }
+int64_t VideoTables::num_kv_heads() const { return tiling_->num_kv_heads; }
+int64_t VideoTables::num_q_tiles() const { return tiling_->num_q_tiles; }
+int64_t VideoTables::num_kv_tiles() const { return tiling_->num_kv_tiles; }
+
+void VideoTables::upload(void* memory, int64_t memory_bytes) {
+  if (memory == nullptr || memory_bytes < bytes()) {
+    fail("memory: got {} bytes, need {}", memory == nullptr ? 0 : memory_bytes, bytes());
+  }
+  if (reinterpret_cast<uintptr_t>(memory) % kTableAlignment != 0) {
+    fail("memory: not aligned to {} bytes", kTableAlignment);
+  }
+#ifdef TILESIEVE_HAS_CUDA
+  const std::vector<std::byte> image = tiling_->place_at(memory);
+  cuda::upload(memory, image.data(), image.size());
+#else
+  fail("upload: this build has no CUDA (TILESIEVE_CUDA=OFF)");
+#endif
+}
+
+}  // namespace tilesieve::sm90

@@ -1,0 +1,325 @@
+// SPDX-License-Identifier: Apache-2.0
+// Sparse attention of video on Hopper on one screen: check, size, then quantise or lay out (which pools on the way),
+// score and choose, attend.
+#include "video_attention_sm90.h"
+
+#include <algorithm>
+
+#include "attend/sm90/sage_sparse.h"
+#include "base/fail.h"
+#include "base/rounding.h"
+#include "dense_args_sm90.h"
+#include "layout/gather_tiles_sm90.h"
+#include "layout/video_tiling_sm90.h"
+#include "tensor/checks_sm90.h"
+#include "tensor/workspace_sm90.h"
+#include "tilesieve/video_route.h"
+#ifdef TILESIEVE_HAS_CUDA
+#include "cuda/device.h"
+#include "cuda/nvtx_range.h"
+#endif
+
+namespace tilesieve::sm90 {
+
+namespace {
+
+void check_routing(const VideoRouting& routing) {
+  if (routing.num_routed < -1) fail("num_routed: got {}, expected 0 or more, or -1 for a budget", routing.num_routed);
+  if (routing.num_routed < 0) budgeted(routing.budget, 0);
+}
+
+// Tiles that a row gets beside its forced ones, or, where forced_inside_budget counts them, with these.
+int64_t num_chosen(const VideoTiling& tiling, const VideoRouting& routing) {
+  if (routing.num_routed >= 0) return std::min(routing.num_routed, tiling.num_kv_tiles);
+  return budgeted(routing.budget, routing.forced_inside_budget ? tiling.num_kv_tiles : tiling.num_video_kv_tiles);
+}
+
+bool counts_forced(const VideoRouting& routing) { return routing.num_routed < 0 && routing.forced_inside_budget; }
+
+// What a row of the video's queries gets at the most.
+int64_t num_kept(const VideoTiling& tiling, const VideoRouting& routing) {
+  const int64_t chosen = num_chosen(tiling, routing);
+  const int64_t kept = counts_forced(routing) ? std::max(tiling.num_forced, chosen) : tiling.num_forced + chosen;
+  return std::min(tiling.num_kv_tiles, kept);
+}
+
+HeadRows in_tiles(HeadRows rows, const TokenTiles& tiles, int64_t tile_slots, int64_t heads_of_order) {
+  rows.tiles = tiles;
+  rows.heads_of_order = static_cast<int32_t>(heads_of_order);
+  rows.num_slots = static_cast<int32_t>(tiles.num_tiles * tile_slots);
+  return rows;
+}
+
+void check_tables(const DenseShape& shape, const VideoTiling& tiling) {
+  if (shape.k.heads != tiling.num_kv_heads) {
+    fail("tables: got some of {} KV heads, expected the {} of k", tiling.num_kv_heads, shape.k.heads);
+  }
+  for (const auto& [name, tokens] : {std::pair("q", shape.q.tokens), std::pair("k", shape.k.tokens)}) {
+    if (tokens != tiling.num_tokens) {
+      fail("{}: got {} tokens, expected {} as the tables have", name, tokens, tiling.num_tokens);
+    }
+  }
+  check_limit("q: slots of a head", tiling.num_q_tiles * kTileQueries, INT32_MAX);
+  check_limit("k: slots of a head", tiling.num_kv_tiles * kTileKeys, INT32_MAX);
+  check_limit("q: tiles of all heads", shape.q.sequences * shape.q.heads * tiling.num_q_tiles, INT32_MAX / 2);
+  check_limit("k: tiles of all heads", shape.q.sequences * shape.k.heads * tiling.num_kv_tiles, INT32_MAX / 2);
+}
+
+// Strides of lists as they are in a tensor with or without a dimension of sequences.
+SparseLists lists_of(const TensorView& block_index) {
+  SparseLists lists;
+  const int first = block_index.num_dims - 3;
+  lists.kv_tile = block_index.as<const int32_t>();
+  if (first > 0) lists.sequence_stride = block_index.strides[0];
+  lists.head_stride = block_index.strides[static_cast<size_t>(first)];
+  lists.row_stride = block_index.strides[static_cast<size_t>(first) + 1];
+  lists.capacity = static_cast<int32_t>(block_index.sizes[static_cast<size_t>(first) + 2]);
+  return lists;
+}
+
+// `capacity` at least; returns nothing.
+void check_lists(const TensorView& view, const DenseShape& shape, const VideoTiling& tiling, bool batched,
+                 int64_t capacity) {
+  const int last = batched ? 3 : 2;
+  const int64_t got = view.num_dims == last + 1 ? view.sizes[static_cast<size_t>(last)] : capacity;
+  if (batched) {
+    check_tensor("block_index", view, {DType::i32}, {shape.q.sequences, shape.k.heads, tiling.num_q_tiles, got},
+                 "num_sequences, num_kv_heads, num_q_tiles, capacity");
+  } else {
+    check_tensor("block_index", view, {DType::i32}, {shape.k.heads, tiling.num_q_tiles, got},
+                 "num_kv_heads, num_q_tiles, capacity");
+  }
+  if (got < capacity) fail("block_index: got room for {} tiles in a row, need {}", got, capacity);
+  check_limit("block_index: capacity", got, INT32_MAX / 2);
+  if (got > 1 && view.strides[static_cast<size_t>(last)] != 1) {
+    fail("block_index: got {}, expected a last stride of 1", view.describe());
+  }
+}
+
+}  // namespace
+
+int64_t video_list_capacity(const VideoTables& tables, const VideoRouting& routing) {
+  check_routing(routing);
+  const VideoTiling& tiling = tables.tiling();
+  return tiling.has_other_queries ? tiling.num_kv_tiles : num_kept(tiling, routing);
+}
+
+VideoChoice::VideoChoice(const VideoTiling& tiling, const DenseShape& shape, int64_t& taken)
+    : tiling_(tiling),
+      num_sequences_(static_cast<int32_t>(shape.q.sequences)),
+      group_size_(static_cast<int32_t>(shape.q.heads / shape.k.heads)),
+      dim_(shape.dim) {
+  const int64_t q_tiles = shape.q.sequences * shape.q.heads * tiling.num_q_tiles;
+  const int64_t kv_heads = shape.q.sequences * shape.k.heads;
+  q_sum_ = take_workspace(taken, 4 * q_tiles * 2 * dim_);
+  k_sum_ = take_workspace(taken, 4 * kv_heads * tiling.num_kv_tiles * dim_);
+  scores_ = take_workspace(taken, 4 * kv_heads * tiling.num_q_tiles * tiling.num_kv_tiles);
+}
+
+float* VideoChoice::q_sum(void* workspace) const { return at<float>(workspace, q_sum_); }
+float* VideoChoice::k_sum(void* workspace) const { return at<float>(workspace, k_sum_); }
+
+VideoAttentionCall::VideoAttentionCall(const VideoInputs& inputs, const DenseOutputs& outputs,
+                                       const VideoTables& tables, const VideoCallOptions& options)
+    : inputs_(inputs),
+      outputs_(outputs),
+      tables_(tables),
+      options_(options),
+      shape_(inputs, outputs, DenseOptions{options.layout, false, options.softmax_scale},
+             options.arithmetic == Arithmetic::int8 ? std::initializer_list<DType>{DType::bf16, DType::f16}
+                                                    : std::initializer_list<DType>{DType::bf16}) {
+  const VideoTiling& tiling = tables_.tiling();
+  check_tables(shape_, tiling);
+  const int64_t heads = shape_.q.sequences * shape_.k.heads, group = shape_.q.heads / shape_.k.heads;
+  q_ = in_tiles(head_rows(inputs.q, shape_.q, shape_), tiling.on_device.q, kTileQueries, group);
+  k_ = in_tiles(head_rows(inputs.k, shape_.k, shape_), tiling.on_device.kv, kTileKeys, 1);
+  v_ = in_tiles(head_rows(inputs.v, shape_.v, shape_), tiling.on_device.kv, kTileKeys, 1);
+  const auto take = [this](int64_t bytes) { return take_workspace(workspace_bytes_, bytes); };
+  next_tile_ = take(4);
+  if (options.arithmetic == Arithmetic::int8) {
+    operands_.emplace(q_, k_, v_,
+                      SageOperandOptions{options.groups, options.smooth_k, shape_.has_lse, shape_.softmax_scale},
+                      workspace_bytes_);
+  } else if (!tiling.token.empty()) {
+    const int64_t bytes = 2 * tiling.num_tokens * shape_.q.head_dim;
+    gathered_q_ = take(heads * group * bytes);
+    gathered_k_ = take(heads * bytes);
+    gathered_v_ = take(heads * bytes);
+  }
+  if (inputs.block_index.data != nullptr || inputs.block_index.num_dims != 0) {
+    check_lists(inputs.block_index, shape_, tiling, inputs.q.num_dims == 4, 0);
+    return;
+  }
+  check_routing(options.routing);
+  if (num_kept(tiling, options.routing) == tiling.num_kv_tiles) return;  // all, which need no lists
+  choice_.emplace(tiling, shape_, workspace_bytes_);
+  capacity_ = video_list_capacity(tables_, options.routing);
+  kv_tile_ = take(4 * heads * tiling.num_q_tiles * capacity_);
+  count_ = take(4 * heads * tiling.num_q_tiles);
+}
+
+SparseLists VideoAttentionCall::lists(void* workspace) const {
+  const VideoTiling& tiling = tables_.tiling();
+  SparseLists lists;
+  if (inputs_.block_index.data != nullptr) lists = lists_of(inputs_.block_index);
+  if (chooses()) {
+    lists.kv_tile = at<int32_t>(workspace, kv_tile_);
+    lists.count = at<int32_t>(workspace, count_);
+    lists.row_stride = capacity_;
+    lists.head_stride = tiling.num_q_tiles * capacity_;
+    lists.sequence_stride = shape_.k.heads * lists.head_stride;
+    lists.capacity = static_cast<int32_t>(capacity_);
+  }
+  lists.q = tiling.on_device.q;
+  lists.kv = tiling.on_device.kv;
+  lists.next_tile = at<int32_t>(workspace, next_tile_);
+  return lists;
+}
+
+#ifdef TILESIEVE_HAS_CUDA
+
+void VideoChoice::choose(void* workspace, const VideoRouting& routing, const SparseLists& lists, int32_t* ids,
+                         int32_t* count, void* stream) const {
+  VideoScoreArgs scores;
+  scores.tiles = tiling_.on_device;
+  scores.sums = {q_sum(workspace), k_sum(workspace)};
+  scores.num_sequences = num_sequences_;
+  scores.group_size = group_size_;
+  scores.dim = dim_;
+  scores.scores = at<float>(workspace, scores_);
+  launch_video_scores(scores, stream);
+  VideoSelectArgs select;
+  select.tiles = tiling_.on_device;
+  select.num_sequences = num_sequences_;
+  select.scores = scores.scores;
+  const auto chosen = static_cast<int32_t>(num_chosen(tiling_, routing));
+  (counts_forced(routing) ? select.num_kept : select.num_routed) = chosen;
+  select.kv_tile = ids;
+  select.sequence_stride = lists.sequence_stride;
+  select.head_stride = lists.head_stride;
+  select.row_stride = lists.row_stride;
+  select.capacity = lists.capacity;
+  select.count = count;
+  launch_video_select(select, stream);
+}
+
+void VideoAttentionCall::prepare(void* workspace, void* stream) const {
+  float* q_sum = chooses() ? choice_->q_sum(workspace) : nullptr;
+  float* k_sum = chooses() ? choice_->k_sum(workspace) : nullptr;
+  if (operands_) return operands_->quantize(workspace, q_sum, k_sum, stream);
+  const cuda::NvtxRange nvtx("tiles of q, k, v");
+  const auto place = [&](int64_t offset) { return gathers() ? at<void>(workspace, offset) : nullptr; };
+  if (gathers() || chooses()) {
+    launch_gather_keys(k_, {place(gathered_k_), k_sum}, stream);
+    launch_gather_queries(q_, {place(gathered_q_), q_sum}, stream);
+  }
+  if (gathers()) launch_gather_keys(v_, {place(gathered_v_), nullptr}, stream);
+}
+
+void VideoAttentionCall::route(void* workspace, void* stream) const {
+  if (!chooses()) return;
+  const cuda::NvtxRange nvtx("route video");
+  const SparseLists to = lists(workspace);
+  choice_->choose(workspace, options_.routing, to, at<int32_t>(workspace, kv_tile_), at<int32_t>(workspace, count_),
+                  stream);
+}
+
+void VideoAttentionCall::attend(void* workspace, int num_sms, void* stream) const {
+  const cuda::NvtxRange nvtx("attend to tiles");
+  if (operands_) {
+    SageSparseArgs args;
+    fill(args, shape_, outputs_, false);
+    operands_->fill(args, workspace);
+    args.lists = lists(workspace);
+    args.num_q_slots = q_.num_slots;
+    args.num_k_slots = k_.num_slots;
+    return launch_sage_sparse(args, shape_.dim, num_sms, stream);
+  }
+  SparseArgs args;
+  fill(args, shape_, outputs_, false);
+  args.lists = lists(workspace);
+  DenseTensors tensors = {rows_of(inputs_.q, shape_.q), rows_of(inputs_.k, shape_.k), rows_of(inputs_.v, shape_.v)};
+  if (gathers()) {
+    const int64_t dim = shape_.q.head_dim, head = tables_.num_tokens() * dim;
+    tensors = {{at<void>(workspace, gathered_q_), shape_.q.heads * head, head, dim},
+               {at<void>(workspace, gathered_k_), shape_.k.heads * head, head, dim},
+               {at<void>(workspace, gathered_v_), shape_.k.heads * head, head, dim}};
+  }
+  launch_sparse(tensors, args, shape_.dim, num_sms, stream);
+}
+
+#endif
+
+int64_t video_attention_workspace(const VideoInputs& inputs, const DenseOutputs& outputs, const VideoTables& tables,
+                                  const VideoCallOptions& options) {
+  return VideoAttentionCall(inputs, outputs, tables, options).workspace_bytes();
+}
+
+int64_t route_video_workspace(const TensorView& q, const TensorView& k, DenseLayout layout, const VideoTables& tables) {
+  int64_t bytes = 0;
+  const DenseShape shape(q, k, layout, {DType::bf16, DType::f16});
+  check_tables(shape, tables.tiling());
+  VideoChoice(tables.tiling(), shape, bytes);
+  return bytes;
+}
+
+#ifdef TILESIEVE_HAS_CUDA
+
+namespace {
+
+void check_uploaded(const VideoTables& tables) {
+  if (tables.tiling().on_device.own == nullptr) fail("tables: not on the device, expected them after upload()");
+}
+
+}  // namespace
+
+void video_attention(const VideoInputs& inputs, const DenseOutputs& outputs, const VideoTables& tables,
+                     const VideoCallOptions& options, void* workspace, int64_t workspace_bytes, void* stream) {
+  const cuda::NvtxRange nvtx("video attention");
+  const cuda::DeviceFacts device = cuda::hopper_device();
+  const VideoAttentionCall call(inputs, outputs, tables, options);
+  check_uploaded(tables);
+  check_workspace(workspace, workspace_bytes, call.workspace_bytes());
+  if (outputs.o.num_elements() == 0) return;
+  call.prepare(workspace, stream);
+  call.route(workspace, stream);
+  call.attend(workspace, device.num_sms, stream);
+}
+
+void route_video(const TensorView& q, const TensorView& k, DenseLayout layout, const VideoTables& tables,
+                 const VideoRouting& routing, const TensorView& block_index, void* workspace, int64_t workspace_bytes,
+                 void* stream) {
+  const cuda::NvtxRange nvtx("route video");
+  cuda::hopper_device();
+  const DenseShape shape(q, k, layout, {DType::bf16, DType::f16});
+  const VideoTiling& tiling = tables.tiling();
+  check_tables(shape, tiling);
+  check_lists(block_index, shape, tiling, q.num_dims == 4, video_list_capacity(tables, routing));
+  int64_t bytes = 0;
+  const VideoChoice choice(tiling, shape, bytes);
+  check_uploaded(tables);
+  check_workspace(workspace, workspace_bytes, bytes);
+  if (block_index.num_elements() == 0) return;
+  const HeadRows queries = in_tiles(head_rows(q, shape.q, shape), tiling.on_device.q, kTileQueries,
+                                    shape.q.heads / shape.k.heads);
+  const HeadRows keys = in_tiles(head_rows(k, shape.k, shape), tiling.on_device.kv, kTileKeys, 1);
+  launch_gather_keys(keys, {nullptr, choice.k_sum(workspace)}, stream);
+  launch_gather_queries(queries, {nullptr, choice.q_sum(workspace)}, stream);
+  choice.choose(workspace, routing, lists_of(block_index), block_index.as<int32_t>(), nullptr, stream);
+}
+
+#else  // without CUDA the calls exist and say why they cannot run
+
+void video_attention(const VideoInputs&, const DenseOutputs&, const VideoTables&, const VideoCallOptions&, void*,
+                     int64_t, void*) {
+  fail("video_attention: this build has no CUDA kernels (TILESIEVE_CUDA=OFF)");
+}
+
+void route_video(const TensorView&, const TensorView&, DenseLayout, const VideoTables&, const VideoRouting&,
+                 const TensorView&, void*, int64_t, void*) {
+  fail("route_video: this build has no CUDA kernels (TILESIEVE_CUDA=OFF)");
+}
+
+#endif
+
+}  // namespace tilesieve::sm90
