@@ -27,6 +27,9 @@ struct VideoScoreArgs {
 };
 void launch_video_scores(const VideoScoreArgs& args, void* stream);
 
+// Tiles that a row can choose from: what the shared memory of an SM holds.
+inline constexpr int32_t kMaxChoice = 57'000;
+
 // A row takes the tiles that it has whatever their scores (VideoTiles::own, and those that are not video), then of the
 // others the best: ties go to the lower id, NaN comes last, behind -inf.
 struct VideoSelectArgs {
