@@ -54,8 +54,9 @@ Memory random_lists(const Size& size, int64_t count) {
 
 sm90::SparseLists no_lists(const Size& size, const Memory& counter) {
   sm90::SparseLists lists;
-  lists.num_q_tiles = static_cast<int32_t>(size.num_q_tiles());
-  lists.num_kv_tiles = static_cast<int32_t>(size.num_kv_tiles());
+  lists.q.num_tiles = static_cast<int32_t>(size.num_q_tiles());
+  lists.kv.num_tiles = static_cast<int32_t>(size.num_kv_tiles());
+  lists.q.num_tokens = lists.kv.num_tokens = static_cast<int32_t>(size.tokens);
   lists.next_tile = static_cast<int32_t*>(counter.get());
   return lists;
 }
