@@ -80,10 +80,10 @@ def _core_of(tables: Any, **beside: Any) -> Any:
     return tables._core
 
 
-def _upload_tables(call: Any, q: Any, argument: str) -> None:
+def _upload_tables(call: Any, q: Any) -> None:
     """Copies tables that the call has made to its device; those that were given lie there."""
     if call.tables_bytes > 0:
-        call.upload_tables(new_array(q, (call.tables_bytes,), "uint8", argument))
+        call.upload_tables(new_array(q, (call.tables_bytes,), "uint8", "tables"))
 
 
 def route_video_on_cuda(
@@ -97,7 +97,7 @@ def route_video_on_cuda(
                                 num_routed, forced_inside_budget, seed, softmax_scale, q_block_size, kv_block_size)
     workspace_bytes, shape = call.workspace_bytes, tuple(call.shape)
     refuse_other_libraries("q", q)
-    _upload_tables(call, q, "tables")
+    _upload_tables(call, q)
     ids = new_array(q, shape, "int32", "q")
     call.run(ids, new_array(q, (workspace_bytes,), "uint8", "q"))
     return ids
@@ -123,6 +123,6 @@ def attend_video_on_cuda(
     if workspace is None:
         workspace = new_array(q, (workspace_bytes,), "uint8", "workspace")
     call.take_workspace(workspace)
-    _upload_tables(call, q, "tables")
+    _upload_tables(call, q)
     call.run()
     return (out, lse) if return_lse else out
