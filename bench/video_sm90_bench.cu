@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <numeric>
 #include <optional>
 #include <string>
 #include <vector>
@@ -19,6 +20,7 @@
 #include "sm90/timer.h"
 #include "tilesieve/error.h"
 #include "tilesieve/sage_sm90.h"
+#include "tilesieve/video_mass_sm90.h"
 #include "video_attention_sm90.h"
 
 namespace tilesieve::bench {
@@ -27,7 +29,7 @@ namespace {
 
 using cuda::check;
 
-constexpr int64_t kDim = 128;
+constexpr int64_t kDim = 128, kSampled = 48;  // tiles of queries of a head whose mass is measured
 
 struct Size {
   std::string name, segments;
@@ -86,8 +88,15 @@ struct VideoProblem {
         layout(layout_of(size, sequence)),
         tables(sequence, layout),
         tensors(sequence.num_tokens(), size.heads),
-        tables_memory(allocate(tables.bytes())) {
+        tables_memory(allocate(tables.bytes())),
+        masses(DType::f32, {size.heads, sm90::num_sampled_tiles(tables, kSampled), tables.num_kv_tiles()}) {
     tables.upload(tables_memory.get(), tables.bytes());
+    const TensorView host = masses.view();
+    const int64_t bytes = host.num_elements() * 4;
+    const Memory memory = allocate(bytes);
+    const TensorView device = device_view(memory, DType::f32, {host.sizes[0], host.sizes[1], host.sizes[2]});
+    sm90::tile_masses(tensors.inputs.q, tensors.inputs.k, sm90::DenseLayout::nhd, tables, 0, kSampled, device, nullptr);
+    check(cudaMemcpy(host.data, memory.get(), static_cast<size_t>(bytes), cudaMemcpyDeviceToHost), "masses");
   }
 
   const sm90::VideoTiling& tiling() const { return tables.tiling(); }
@@ -97,6 +106,7 @@ struct VideoProblem {
   sm90::VideoTables tables;
   DenseProblem tensors;
   Memory tables_memory;
+  Tensor masses;  // of sampled tiles of queries
 };
 
 // What route_video() chooses, on the host.
@@ -129,8 +139,8 @@ class Lists {
     return {begin, std::find(begin, begin + capacity_, -1)};
   }
 
-  // Pairs of a query and a key, of all heads; prints what share of all they are.
-  double pairs(const Group& group, double budget) const {
+  // Pairs of a query and a key, of all heads; prints what share of all they are, and what they keep of the softmax.
+  double pairs(const Group& group, double budget) {
     const sm90::VideoTiling& tiling = problem_.tiling();
     double pairs = 0;
     size_t least = ids_.size(), most = 0;
@@ -147,6 +157,13 @@ class Lists {
     std::printf("    %s at %.2f: %zu to %zu of %lld tiles of keys, %.4f of all pairs\n", group.name().c_str(), budget,
                 least, most, static_cast<long long>(tiling.num_kv_tiles),
                 pairs / (tokens * tokens * static_cast<double>(tiling.num_kv_heads)));
+    const TensorView routes[] = {
+        contiguous_view(ids_.data(), DType::i32, {tiling.num_kv_heads, tiling.num_q_tiles, capacity_})};
+    const VideoMass kept = sm90::judge_tile_masses(problem_.tables, problem_.masses.view(), routes)[0];
+    const auto mean = [](const std::vector<double>& of_head) {
+      return std::accumulate(of_head.begin(), of_head.end(), 0.0) / static_cast<double>(of_head.size());
+    };
+    std::printf("    mass %.4f, floor %.4f, ceiling %.4f\n", mean(kept.mass), mean(kept.floor), mean(kept.ceiling));
     return pairs;
   }
 
