@@ -48,7 +48,7 @@ void measure_sage(const Form& form, SageRounding rounding, const DenseProblem& p
   sm90::SageCallOptions options;
   options.rounding = rounding;
   const sm90::SageCall call(problem.inputs, problem.outputs, options);
-  const int64_t bytes = call.layout().bytes;
+  const int64_t bytes = call.workspace_bytes();
   const Memory memory = allocate(bytes);
   check(cudaMemset(memory.get(), 0xff, static_cast<size_t>(bytes)), "memset");
   const auto quantize = [&] { call.quantize(memory.get(), nullptr); };

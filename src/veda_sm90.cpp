@@ -10,9 +10,9 @@
 #include "layout/video_tiling_sm90.h"
 #include "route/veda_route_sm90.h"
 #include "route/video_route_sm90.h"
-#include "tensor/checks_sm90.h"
 #include "tensor/workspace_sm90.h"
-#include "video_arguments_sm90.h"
+#include "video_args_sm90.h"
+#include "video_lists_sm90.h"
 #ifdef TILESIEVE_HAS_CUDA
 #include "cuda/device.h"
 #include "cuda/nvtx_range.h"
@@ -121,7 +121,7 @@ void route_veda(const VedaInputs& inputs, DenseLayout layout, const VideoTables&
   const VedaCall call(inputs, layout, tables);
   const DenseShape& shape = call.shape;
   check_lists(block_index, shape, call.tiling, inputs.q.num_dims == 4, veda_list_capacity(tables));
-  check_uploaded(tables);
+  check_uploaded(call.tiling);
   check_workspace(workspace, workspace_bytes, call.bytes);
   if (block_index.num_elements() == 0) return;
 

@@ -10,11 +10,10 @@
 #include "base/rounding.h"
 #include "dense_args_sm90.h"
 #include "layout/gather_tiles_sm90.h"
-#include "layout/video_tiling_sm90.h"
-#include "tensor/checks_sm90.h"
 #include "tensor/workspace_sm90.h"
 #include "tilesieve/video_route.h"
-#include "video_arguments_sm90.h"
+#include "video_args_sm90.h"
+#include "video_lists_sm90.h"
 #ifdef TILESIEVE_HAS_CUDA
 #include "cuda/device.h"
 #include "cuda/nvtx_range.h"
@@ -219,7 +218,7 @@ void video_attention(const VideoInputs& inputs, const DenseOutputs& outputs, con
   const cuda::NvtxRange nvtx("video attention");
   const cuda::DeviceFacts device = cuda::hopper_device();
   const VideoAttentionCall call(inputs, outputs, tables, options);
-  check_uploaded(tables);
+  check_uploaded(tables.tiling());
   check_workspace(workspace, workspace_bytes, call.workspace_bytes());
   if (outputs.o.num_elements() == 0) return;
   call.prepare(workspace, stream);
@@ -238,7 +237,7 @@ void route_video(const TensorView& q, const TensorView& k, DenseLayout layout, c
   check_lists(block_index, shape, tiling, q.num_dims == 4, video_list_capacity(tables, routing));
   int64_t bytes = 0;
   const VideoChoice choice(tiling, shape, bytes);
-  check_uploaded(tables);
+  check_uploaded(tiling);
   check_workspace(workspace, workspace_bytes, bytes);
   if (block_index.num_elements() == 0) return;
   const HeadRows queries =

@@ -37,6 +37,7 @@ class VideoAttentionCall {
                      const VideoCallOptions& options);
 
   int64_t workspace_bytes() const { return workspace_bytes_; }
+  const SagePlaces& places() const { return operands_->places(); }  // with Arithmetic::int8
 
   // Quantises, or with Arithmetic::storage lays out what is not in raster order; both pool.
   void prepare(void* workspace, void* stream) const;

@@ -49,6 +49,7 @@ COLUMNS = (
     ("torch", "x PyTorch's SDPA"),
     ("torch-full", "x SDPA without a mask"),
     ("flex", "x FlexAttention"),
+    ("sparge", "x SpargeAttn in time"),
     ("attend", "x less than attending"),
     ("sparse-kernel", "x less than sparse attention"),
     ("index", "x less than scoring"),

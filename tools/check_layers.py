@@ -45,6 +45,7 @@ HEADERS["video_tables_sm90"] = _SIZES | {"layout"}
 HEADERS["video_sm90"] = (HEADERS["video_tables_sm90"] | HEADERS["sage_sm90"]
                          | {"video_tables_sm90", "video_route", "veda_route", "sage_sm90"})
 HEADERS["veda_sm90"] = HEADERS["video_tables_sm90"] | {"video_tables_sm90", "veda_route", "dense_sm90"}
+HEADERS["video_mass_sm90"] = HEADERS["video_tables_sm90"] | {"video_tables_sm90", "dense_sm90", "route", "video_mass"}
 HEADERS["sparse_prefill_sm90"] = _SIZES | {"route", "plan"}
 HEADERS["tilesieve"] = set(HEADERS)  # the umbrella
 

@@ -23,7 +23,7 @@ SECTIONS = {
     "Attending": ["attend", "sparse_prefill", "sage_attention", "plan", "Plan", "explain", "workspace_bytes", "combine"],
     "Routing and measuring": ["route", "route_scores", "mass", "Mass", "compare", "Difference"],
     "Video models": ["video_attention", "route_video", "video_budget", "VideoBudget", "video_mass", "VideoMass",
-                     "layout_search", "LayoutTable", "DensePolicy", "h3_segments", "box_menu", "box_order",
+                     "layout_search", "LayoutTable", "DensePolicy", "VideoTables", "h3_segments", "box_menu", "box_order",
                      "gather_tokens", "scatter_tokens"],
     "Veda": ["route_veda", "veda_tiling", "veda_menu", "veda_sequence", "veda_budgets", "read_veda_predictor",
              "VedaPredictor", "VedaPlan"],
@@ -108,6 +108,8 @@ def describe(name: str, node: Definition) -> str:
         return f"### {name}\n\n```\n{signature(name, node)}\n```\n\n{as_markdown(docstring)}\n"
     parts = [f"### {name}\n", as_markdown(docstring) + "\n"]
     for member in node.body:
+        if isinstance(member, ast.FunctionDef) and member.name == "__init__" and (made := ast.get_docstring(member)):
+            parts.append(f"```\n{signature(name, member)}\n```\n\n{as_markdown(made)}\n")
         if not isinstance(member, ast.FunctionDef) or member.name.startswith("_") or not ast.get_docstring(member):
             continue
         if any(ast.unparse(decorator) == "property" for decorator in member.decorator_list):

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 #include <vector>
 
 #include "cuda/launch.h"
@@ -71,27 +72,32 @@ double DenseProblem::quantize_bytes() const {
   return static_cast<double>(num_tokens_ * num_heads_ * kHeadDim) * (5 * 2 + 3);
 }
 
-DenseError DenseProblem::error() const {
+DenseError DenseProblem::error(const std::function<Keys(int64_t, int64_t)>& keys_of) const {
   double error = 0, norm = 0, dot = 0, own = 0;
-  const size_t n = static_cast<size_t>(num_tokens_), d = kHeadDim;
+  const size_t d = kHeadDim;
+  Keys all(static_cast<size_t>(num_tokens_));
+  std::iota(all.begin(), all.end(), 0);
   for (int64_t i = 0; i < kSampledHeads; ++i) {
     const int64_t head = i * num_heads_ / kSampledHeads;
     const std::vector<float> k = rows_of(inputs.k, head, 0, num_tokens_), v = rows_of(inputs.v, head, 0, num_tokens_);
     for (int64_t row = 0; row < kSampledRows; ++row) {
       const int64_t token = (row + 1) * num_tokens_ / kSampledRows - 1;
       const std::vector<float> q = rows_of(inputs.q, head, token, 1), o = rows_of(outputs.o, head, token, 1);
-      std::vector<double> weights(n), want(d);
-      for (size_t j = 0; j < n; ++j) {
+      const Keys keys = keys_of ? keys_of(head, token) : all;
+      std::vector<double> weights(keys.size()), want(d);
+      for (size_t j = 0; j < keys.size(); ++j) {
+        const float* key = &k[static_cast<size_t>(keys[j]) * d];
         double logit = 0;
-        for (size_t c = 0; c < d; ++c) logit += static_cast<double>(q[c]) * static_cast<double>(k[j * d + c]);
+        for (size_t c = 0; c < d; ++c) logit += static_cast<double>(q[c]) * static_cast<double>(key[c]);
         weights[j] = logit / std::sqrt(static_cast<double>(kHeadDim));
       }
       const double peak = *std::max_element(weights.begin(), weights.end());
       double sum = 0;
-      for (size_t j = 0; j < n; ++j) {
+      for (size_t j = 0; j < keys.size(); ++j) {
         const double weight = std::exp(weights[j] - peak);
+        const float* value = &v[static_cast<size_t>(keys[j]) * d];
         sum += weight;
-        for (size_t c = 0; c < d; ++c) want[c] += weight * static_cast<double>(v[j * d + c]);
+        for (size_t c = 0; c < d; ++c) want[c] += weight * static_cast<double>(value[c]);
       }
       for (size_t c = 0; c < d; ++c) {
         const double x = static_cast<double>(o[c]), y = want[c] / sum;

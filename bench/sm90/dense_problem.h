@@ -3,6 +3,8 @@
 // their own in each channel; and how far an output is from float64.
 #pragma once
 
+#include <functional>
+
 #include "sm90/memory.h"
 #include "tilesieve/sage_sm90.h"
 
@@ -19,8 +21,10 @@ class DenseProblem {
   double flop() const;
   // What quantising moves at least: K and V read twice, for their statistics and their codes, Q once; codes written.
   double quantize_bytes() const;
-  // Of o against float64, over rows spread over heads and tokens.
-  DenseError error() const;
+  // Of o against float64, over rows spread over heads and tokens. `keys_of(head, token)`: the keys that a query is to
+  // have attended to; nothing = all.
+  using Keys = std::vector<int64_t>;
+  DenseError error(const std::function<Keys(int64_t, int64_t)>& keys_of = {}) const;
 
   sm90::DenseInputs inputs;
   sm90::DenseOutputs outputs;

@@ -64,4 +64,8 @@ void Report::add(const std::string& name, const std::string& metric, double valu
   std::ofstream(path_) << json_.dump(1) << "\n";
 }
 
+void Report::know(const std::string& name, const std::string& baseline, const std::string& metric, double value) {
+  baselines_.push_back({{"case", name}, {"baseline", baseline}, {"metric", metric}, {"value", value}});
+}
+
 }  // namespace tilesieve::bench

@@ -28,6 +28,7 @@
 #include "tilesieve/veda_tiling.h"
 #include "tilesieve/video.h"
 #include "tilesieve/video_mass.h"
+#include "tilesieve/video_mass_sm90.h"
 #include "tilesieve/video_route.h"
 #include "tilesieve/video_sm90.h"
 #include "tilesieve/video_tables_sm90.h"

@@ -36,10 +36,22 @@ CurrentDevice::~CurrentDevice() {
   if (index_ != before_) static_cast<void>(cudaSetDevice(before_));
 }
 
+void wait_for(void* stream, const char* who) {
+  auto* const queue = static_cast<cudaStream_t>(stream);
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  check(cudaStreamIsCapturing(queue, &status));
+  if (status != cudaStreamCaptureStatusNone) {
+    throw Error(std::string(who) +
+                ": cannot be made while a graph is captured, which could not wait; make them before");
+  }
+  check(cudaStreamSynchronize(queue));
+}
+
 #else  // without CUDA the library refuses the call
 
 CurrentDevice::CurrentDevice(int index) : index_(index), before_(index) {}
 CurrentDevice::~CurrentDevice() = default;
+void wait_for(void*, const char*) {}
 
 #endif
 

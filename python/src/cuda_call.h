@@ -23,6 +23,9 @@ class CurrentDevice {
   int index_, before_;
 };
 
+// Waits for all that a stream holds. Throws Error where the stream is being captured in a graph, naming what waits.
+void wait_for(void* stream, const char* who);
+
 // An argument's name and its array; without data where it is None.
 using NamedView = std::pair<const char*, TensorView>;
 

@@ -254,7 +254,7 @@ std::vector<nb::object> items_of(const std::string& argument, nb::handle object)
 
 BorrowedArray cpu_array(const char* argument, nb::handle object, Access access) {
   if (cuda_device_of(object) >= 0) {
-    throw Error(std::string(argument) + ": lies on a CUDA device; video calls are on the CPU so far");
+    throw Error(std::string(argument) + ": lies on a CUDA device, expected the CPU");
   }
   return {argument, object, access};
 }

@@ -19,4 +19,6 @@ NB_MODULE(_core, module) {
   tilesieve::python::bind_roofline(module);
   tilesieve::python::bind_layout(module);
   tilesieve::python::bind_video(module);
+  tilesieve::python::bind_video_tables(module);  // before the calls that take them
+  tilesieve::python::bind_video_sm90(module);
 }

@@ -17,6 +17,7 @@
 #include "layout.h"
 #include "problem.h"
 #include "values.h"
+#include "video.h"
 
 namespace tilesieve::python {
 
@@ -25,8 +26,7 @@ namespace {
 // What queries and keys have in common with what the user says: one sequence, blocks that begin anew with each segment.
 Problem problem_of(nb::handle segments, nb::handle softmax_scale, nb::handle q_block_size, nb::handle kv_block_size) {
   Problem problem;
-  problem.segments = segments_from(segments).segments;
-  if (problem.segments.empty()) throw Error("segments: got none, expected those of a video model's sequence");
+  problem.segments = video_segments_from(segments).segments;
   problem.q_lens = problem.kv_lens = {TokenSequence{problem.segments}.num_tokens()};
   problem.causal = false;
   problem.softmax_scale = softmax_scale_of(softmax_scale);
@@ -40,26 +40,11 @@ Router video_router_from(const char* argument, nb::handle object) {
   return renamed("router", argument, [&] { return parse_video_router(name); });
 }
 
-VideoRouteOptions route_options(nb::handle router, nb::handle budget, nb::handle num_routed,
-                                nb::handle forced_inside_budget, nb::handle seed) {
-  VideoRouteOptions options;
-  options.router = video_router_from("router", router);
-  options.budget = real_number("budget", budget);
-  options.forced_inside_budget = flag("forced_inside_budget", forced_inside_budget);
-  options.seed = seed_of(seed);
-  if (num_routed.is_none()) return options;
-  options.num_routed = whole_number("num_routed", num_routed);
-  if (options.num_routed < 0) {
-    throw Error("num_routed: got " + std::to_string(options.num_routed) + ", expected 0 or more, or None for a budget");
-  }
-  return options;
-}
-
 nb::dict budget_of(nb::handle segments, nb::handle budget, nb::handle num_routed, nb::handle forced_inside_budget,
                    nb::handle q_block_size, nb::handle kv_block_size) {
   const Problem problem = problem_of(segments, nb::none(), q_block_size, kv_block_size);
   const VideoRouteOptions options =
-      route_options(nb::str("mean_pool"), budget, num_routed, forced_inside_budget, nb::int_(0));
+      video_route_options(nb::str("mean_pool"), budget, num_routed, forced_inside_budget, nb::int_(0));
   const VideoBudget result = call_by_argument([&] { return video_budget(problem, options); });
   nb::dict fields;
   fields["num_forced"] = result.num_forced;
@@ -92,7 +77,7 @@ class VideoCall {
 
   nb::object route(nb::handle router, nb::handle budget, nb::handle num_routed, nb::handle forced_inside_budget,
                    nb::handle seed, nb::handle num_threads, nb::handle isa, Progress* progress) const {
-    const VideoRouteOptions options = route_options(router, budget, num_routed, forced_inside_budget, seed);
+    const VideoRouteOptions options = video_route_options(router, budget, num_routed, forced_inside_budget, seed);
     const Execution execution = execution_of(num_threads, isa, progress);
     Tensor result;
     {
@@ -108,7 +93,7 @@ class VideoCall {
     require("v", v_, "as k");
     Problem problem = problem_;
     problem.arithmetic = parse_arithmetic(text("arithmetic", arithmetic));
-    const VideoRouteOptions options = route_options(router, budget, num_routed, forced_inside_budget, seed);
+    const VideoRouteOptions options = video_route_options(router, budget, num_routed, forced_inside_budget, seed);
     const Execution execution = execution_of(num_threads, isa, progress);
     const Outputs outputs(problem, out, lse);
     const TokenLayout order = layout_from("layout", layout, place_from(is_table(layout), layer, head_begin),
@@ -129,7 +114,7 @@ class VideoCall {
     for (const nb::object& router : items_of("routers", routers)) {
       for (const nb::object& budget : items_of("budgets", budgets)) {
         VideoRouteOptions& route = routes.emplace_back(
-            route_options(nb::str("mean_pool"), nb::float_(0.0), nb::none(), forced_inside_budget, seed));
+            video_route_options(nb::str("mean_pool"), nb::float_(0.0), nb::none(), forced_inside_budget, seed));
         route.router = video_router_from("routers", router);
         route.budget = real_number("budgets", budget);
       }
@@ -191,6 +176,27 @@ DensePolicy policy_from(nb::handle object) {
 }
 
 }  // namespace
+
+TokenSequence video_segments_from(nb::handle object) {
+  TokenSequence sequence = segments_from(object);
+  if (sequence.segments.empty()) throw Error("segments: got none, expected those of a video model's sequence");
+  return sequence;
+}
+
+VideoRouteOptions video_route_options(nb::handle router, nb::handle budget, nb::handle num_routed,
+                                      nb::handle forced_inside_budget, nb::handle seed) {
+  VideoRouteOptions options;
+  options.router = video_router_from("router", router);
+  options.budget = real_number("budget", budget);
+  options.forced_inside_budget = flag("forced_inside_budget", forced_inside_budget);
+  options.seed = seed_of(seed);
+  if (num_routed.is_none()) return options;
+  options.num_routed = whole_number("num_routed", num_routed);
+  if (options.num_routed < 0) {
+    throw Error("num_routed: got " + std::to_string(options.num_routed) + ", expected 0 or more, or None for a budget");
+  }
+  return options;
+}
 
 void bind_video(nb::module_& module) {
   module.def("video_budget", &budget_of, "segments"_any, "budget"_any, "num_routed"_any, "forced_inside_budget"_any,

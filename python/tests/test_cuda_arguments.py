@@ -265,6 +265,106 @@ def test_sage_attention_refuses_by_name(change: dict[str, Any], words: str) -> N
         tilesieve.sage_attention(**given)
 
 
+VIDEO: dict[str, Any] = {"q": zeros(206, 4, 64), "k": zeros(206, 2, 64), "v": zeros(206, 2, 64),
+                         "segments": "text:6,video:4x5x10"}
+VIDEO_ONLY_FAULT: dict[str, Any] = {"out": zeros(206, 4, 64), "workspace": np.zeros(8, np.uint8)}
+TABLES = object.__new__(tilesieve.VideoTables)  # of no device: nothing may look inside
+
+# Of what chooses blocks: the same in route_video and video_attention.
+VIDEO_CHOOSING: list[tuple[dict[str, Any], type[Exception], str]] = [
+    ({"k": None}, ValueError, r"k: got None, expected \[tokens, heads, head_dim\], with a dimension of sequences"),
+    ({"k": VIDEO["k"].array}, ValueError, "k: lies on the CPU, expected cuda:0 as q"),
+    ({"k": zeros(206, 64)}, ValueError, r"k: got bf16\[206, 64\] on cuda:0, expected \[tokens, heads, head_dim\]"),
+    ({"k": zeros(206, 3, 64)}, ValueError, "k: got 3 KV heads for 4 query heads"),
+    ({"q": zeros(206, 4, 64, dtype=np.float32)}, ValueError, r"q: got f32\[206, 4, 64\] on cuda:0, expected bf16 or f16"),
+    ({"segments": None}, TypeError, "segments: got None, expected str, or tables instead"),
+    ({"segments": ""}, ValueError, "segments: got none"),
+    ({"segments": 206}, TypeError, "segments: got int"),
+    ({"segments": "video:3x4"}, ValueError, "segments: 'video:3x4': expected a grid"),
+    ({"segments": "video:4x5x10"}, ValueError, "q: got 206 tokens"),
+    ({"tables": "raster"}, TypeError, "tables: got str, expected VideoTables or None"),
+    ({"tables": TABLES}, ValueError, "segments: got one beside tables, which were made of theirs"),
+    ({"tensor_layout": "dhn"}, ValueError, "tensor_layout: got 'dhn', expected nhd or hnd"),
+    ({"tensor_layout": "hnd"}, ValueError, "q: got 4 tokens, expected 206 as the tables have"),
+    ({"router": "oracle"}, ValueError, "router: got 'oracle', expected mean_pool, the router of CUDA devices"),
+    ({"router": "qk_max"}, ValueError, "router: got 'qk_max', expected mean_pool, oracle or random"),
+    ({"router": None}, TypeError, "router: got None"),
+    ({"budget": 1.5}, ValueError, "budget: got 1.5, expected 0 to 1"),
+    ({"budget": "15%"}, TypeError, "budget: got str"),
+    ({"num_routed": -1}, ValueError, "num_routed: got -1, expected 0 or more, or None"),
+    ({"forced_inside_budget": 1}, TypeError, "forced_inside_budget: got int"),
+    ({"seed": -1}, ValueError, "seed: got -1"),
+    ({"softmax_scale": 0}, ValueError, "softmax_scale: got 0"),
+    ({"q_block_size": 64}, ValueError, "q_block_size: got 64, expected 128, the size of CUDA devices"),
+    ({"kv_block_size": 128}, ValueError, "kv_block_size: got 128, expected 64, the size of CUDA devices"),
+    ({"kv_block_size": None}, TypeError, "kv_block_size: got None"),
+    ({"num_threads": 2}, ValueError, "num_threads: is for calls on the CPU"),
+    ({"isa": "amx"}, ValueError, "isa: is for calls on the CPU"),
+    ({"progress": True}, ValueError, "progress: is for calls on the CPU"),
+]
+
+
+@pytest.mark.parametrize(("change", "exception", "words"), [
+    ({}, ValueError, "q: got a CUDA array of test_cuda_arguments, whose arrays cannot be written to"),
+    *VIDEO_CHOOSING,
+])
+def test_route_video_refuses_by_name(change: dict[str, Any], exception: type[Exception], words: str) -> None:
+    given = {name: VIDEO[name] for name in ("q", "k", "segments")}
+    with pytest.raises(exception, match="^" + words):
+        tilesieve.route_video(**(given | change))
+
+
+@pytest.mark.parametrize(("change", "exception", "words"), [
+    ({}, ValueError, "workspace: lies on the CPU, expected cuda:0 as q"),
+    *VIDEO_CHOOSING,
+    ({"v": None}, ValueError, "v: got None, expected as k"),
+    ({"v": zeros(205, 2, 64)}, ValueError, r"v: got bf16\[205, 2, 64\]"),
+    ({"v": OnCuda(np.zeros((206, 2, 64), ml_dtypes.bfloat16), 1)}, ValueError, "v: lies on cuda:1, expected cuda:0"),
+    ({"layout": "4x4"}, ValueError, "layout: got '4x4'"),
+    ({"layout": ["raster"]}, ValueError, "layout: got 1 boxes, expected 2, one for each head"),
+    ({"layer": 3}, ValueError, "layer: got one without a LayoutTable"),
+    ({"head_begin": 3}, ValueError, "head_begin: got one without a LayoutTable"),
+    ({"tables": TABLES, "segments": None, "layout": "4x4x4"}, ValueError, "layout: got one beside tables"),
+    ({"tables": TABLES, "segments": None, "layer": 0}, ValueError, "layer: got one beside tables"),
+    ({"tables": TABLES, "segments": None, "head_begin": 1}, ValueError, "head_begin: got one beside tables"),
+    ({"step": 1}, ValueError, "step: got one without a policy"),
+    ({"policy": tilesieve.DensePolicy(), "step": 1}, ValueError, "layer: got None, needed with a policy"),
+    ({"policy": tilesieve.DensePolicy(), "step": 1, "layer": 1}, ValueError, "workspace: lies on the CPU"),
+    ({"policy": tilesieve.DensePolicy(), "step": 1, "layer": 1, "block_index": zeros(2, 3, 1, dtype=np.int32)},
+     ValueError, "block_index: got one beside a policy"),
+    ({"block_index": np.zeros((2, 3, 1), np.int32)}, ValueError, "block_index: lies on the CPU, expected cuda:0"),
+    ({"block_index": zeros(2, 4, 1, dtype=np.int32)}, ValueError, r"block_index: got i32\[2, 4, 1\] on cuda:0, expected"),
+    ({"arithmetic": "fp4"}, ValueError, "arithmetic: got 'fp4', expected storage or int8"),
+    ({"groups": "all"}, ValueError, "groups: got 'all'"),
+    ({"smooth_k": 1}, TypeError, "smooth_k: got int"),
+    ({"out": np.zeros((206, 4, 64), ml_dtypes.bfloat16)}, ValueError, "out: lies on the CPU"),
+    ({"out": None}, ValueError, "out: needed where q is a CUDA array of test_cuda_arguments"),
+    ({"out": VIDEO["q"]}, ValueError, "out: overlaps q"),
+    ({"lse": VIDEO_ONLY_FAULT["out"]}, ValueError, "lse: overlaps out"),
+    ({"workspace": None}, ValueError, "workspace: needed where q is a CUDA array of test_cuda_arguments"),
+    ({"workspace": VIDEO["k"]}, ValueError, "workspace: overlaps k"),
+    ({"workspace": VIDEO_ONLY_FAULT["out"]}, ValueError, "workspace: overlaps out"),
+    ({"workspace": zeros(1 << 22, dtype=np.uint8)}, ValueError, "tables: needed where q is a CUDA array of test_cuda"),
+    *(({"stream": 0, missing: None}, ValueError, f"{missing}: got None, needed with a stream")
+      for missing in ("out", "workspace")),
+    ({"stream": 0}, ValueError, "tables: got None, needed with a stream"),
+    ({"stream": 0, "tables": TABLES, "segments": None, "return_lse": True}, ValueError, "lse: got None, needed with a"),
+])
+def test_video_attention_refuses_by_name(change: dict[str, Any], exception: type[Exception], words: str) -> None:
+    with pytest.raises(exception, match="^" + words):
+        tilesieve.video_attention(**(VIDEO | VIDEO_ONLY_FAULT | change))
+
+
+@pytest.mark.parametrize(("change", "words"), [
+    ({}, "like: got a CUDA array of test_cuda_arguments, whose arrays cannot be written to"),
+    ({"like": np.zeros(3)}, "like: lies on the CPU, expected an array on a CUDA device"),
+])
+def test_video_tables_refuse_by_name(change: dict[str, Any], words: str) -> None:
+    given: dict[str, Any] = {"like": VIDEO["q"], "segments": "video:4x5x10"}
+    with pytest.raises(ValueError, match="^" + words):
+        tilesieve.VideoTables(**(given | change))
+
+
 @pytest.mark.skipif(any(kernel.device == "cuda" for kernel in tilesieve.kernels()), reason="this build has CUDA")
 def test_without_cuda_there_is_no_device_to_measure() -> None:
     with pytest.raises(ValueError, match=r"^measure: this build has no CUDA"):

@@ -149,7 +149,7 @@ TOKENS = np.zeros((129, 3, 8), np.float32)
     ({"tokens": TOKENS[:, 0, 0]}, ValueError, r"tokens: got f32\[129\]"),
     ({"tokens": TOKENS[1:]}, ValueError, r"tokens: got f32\[128, 3, 8\], expected 129 tokens"),
     ({"tokens": [[1.0]]}, TypeError, "tokens: got list"),
-    ({"tokens": OnCuda(TOKENS)}, ValueError, "tokens: lies on a CUDA device; video calls are on the CPU so far"),
+    ({"tokens": OnCuda(TOKENS)}, ValueError, "tokens: lies on a CUDA device, expected the CPU"),
     ({"out": OnCuda(TOKENS)}, ValueError, "out: lies on a CUDA device"),
     ({"out": TOKENS}, ValueError, "out: shares memory with tokens"),
     ({"out": np.zeros((129, 3, 8), np.float16)}, ValueError, r"out: got f16\[129, 3, 8\], expected the dtype and sizes"),

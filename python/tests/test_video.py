@@ -291,6 +291,7 @@ def test_tensors_of_pytorch_give_tensors_of_pytorch() -> None:
     assert tilesieve.video_attention(*half, **case.sizes()).dtype == torch.bfloat16
 
 
+POLICY = tilesieve.DensePolicy()
 ROUTING: list[Any] = [
     ({"q": None}, ValueError, r"q: got None, expected \[num_tokens, num_q_heads, head_dim\]"),
     ({"k": None}, ValueError, "k: got None"),
@@ -300,11 +301,13 @@ ROUTING: list[Any] = [
     ({"k": np.zeros((206, 2, 24), np.float32)}, ValueError, r"k: got f32\[206, 2, 24\]"),
     ({"q": np.zeros((206, 4, 12), np.float32)}, ValueError, "q: got head_dim 12"),
     ({"q": np.zeros((206, 4, 16), np.float64)}, ValueError, "q: got f64"),
-    ({"q": OnCuda(np.zeros((206, 4, 16), np.float32))}, ValueError, "q: lies on a CUDA device; video calls are on the"),
-    ({"k": OnCuda(np.zeros((206, 2, 16), np.float32))}, ValueError, "k: lies on a CUDA device"),
+    ({"k": OnCuda(np.zeros((206, 2, 16), np.float32))}, ValueError, "k: lies on a CUDA device, expected the CPU"),
     ({"segments": ""}, ValueError, "segments: got none"),
     ({"segments": "text:3"}, ValueError, "segments: 3 tokens, but sequence 0 has 206"),
     ({"segments": ["text:3"]}, TypeError, "segments: got list"),
+    ({"segments": None}, TypeError, "segments: got None"),
+    ({"tensor_layout": "hnd"}, ValueError, "tensor_layout: is for calls on a CUDA device, and q lies on the CPU"),
+    ({"tables": 3}, ValueError, "tables: is for calls on a CUDA device"),
     ({"segments": "video:3x4"}, ValueError, "segments: 'video:3x4': expected a grid"),
     ({"router": "qk_max"}, ValueError, "router: got 'qk_max', expected mean_pool, oracle or random"),
     ({"router": None}, TypeError, "router: got None, expected str"),
@@ -344,6 +347,16 @@ def test_route_refuses_by_name(change: dict[str, Any], exception: type[Exception
     ({"layout": "4x4"}, ValueError, "layout: got '4x4'"),
     ({"layout": ["raster"]}, ValueError, "layout: got 1 boxes, expected 2, one for each head"),
     ({"layer": 3}, ValueError, "layer: got one without a LayoutTable"),
+    ({"step": 3}, ValueError, "step: got one without a policy"),
+    ({"policy": "dense"}, TypeError, "policy: got str, expected DensePolicy or None"),
+    ({"policy": POLICY, "layer": 1}, ValueError, "step: got None, needed with a policy"),
+    ({"policy": POLICY, "step": 1}, ValueError, "layer: got None, needed with a policy"),
+    ({"policy": POLICY, "step": 1, "layer": "1"}, TypeError, "layer: got str"),
+    ({"block_index": np.zeros((2, 7, 3), np.int32)}, ValueError, "block_index: is for calls on a CUDA device"),
+    ({"workspace": np.zeros(3, np.uint8)}, ValueError, "workspace: is for calls on a CUDA device"),
+    ({"groups": "per_warp"}, ValueError, "groups: is for calls on a CUDA device"),
+    ({"smooth_k": False}, ValueError, "smooth_k: is for calls on a CUDA device"),
+    ({"stream": 0}, ValueError, "stream: is for calls on a CUDA device"),
     ({"segments": "text:6,video:200", "layout": "2x2x2"}, ValueError, "segments: a video segment of 200 tokens has no"),
     ({"out": np.zeros((206, 4, 17), np.float32)}, ValueError, "out: got"),
     ({"lse": np.zeros((206, 3), np.float32)}, ValueError, "lse: got"),
@@ -366,6 +379,7 @@ def test_attention_refuses_by_name(change: dict[str, Any], exception: type[Excep
     ({"routers": ["index"]}, ValueError, "routers: got 'index', expected mean_pool, oracle or random"),
     ({"budgets": 0.15}, TypeError, "budgets: got float"),
     ({"budgets": [0.15, -1]}, ValueError, "budgets: got -1"),
+    ({"q": OnCuda(np.zeros((206, 4, 16), np.float32))}, ValueError, "q: lies on a CUDA device, expected the CPU"),
     ({"num_sampled": 0}, ValueError, "num_sampled: got 0, expected 1 or more, or None"),
     ({"segments": "video:206x1"}, ValueError, "segments: "),
 ])
@@ -419,6 +433,20 @@ def test_a_policy_says_which_calls_are_dense() -> None:
             tilesieve.DensePolicy(**fields)
     with pytest.raises(TypeError, match="step: got str"):
         policy.is_dense("1", 2)  # type: ignore[arg-type]
+
+
+def test_a_policy_makes_calls_dense() -> None:
+    case = make_case(12, segments="text:5,video:4x8x8")
+    table = tilesieve.LayoutTable(grid=(4, 8, 8), menu=["raster", "2x2x4"], box_of_head=[[0, 1], [1, 1], [1, 0]])
+
+    def call(**options: Any) -> bytes:
+        return tilesieve.video_attention(case.q, case.k, case.v, **case.sizes(), **options).tobytes()  # type: ignore[no-any-return]
+
+    assert call(policy=POLICY, step=0, layer=2, num_routed=1) == call(budget=1) != call()
+    assert call(policy=POLICY, step=1, layer=2) == call()
+    in_table: Any = {"layout": table, "layer": 2}
+    assert call(policy=POLICY, step=1, **in_table) == call(**in_table) != call()
+    assert call(policy=tilesieve.DensePolicy(layers=[2]), step=1, **in_table) == call(budget=1, **in_table)
 
 
 def test_threads_do_not_change_a_bit() -> None:

@@ -104,6 +104,19 @@ def video(q: Floats, k: Floats, v: Floats, tensor: Tensor, router: tilesieve.Vid
     assert_type(masses, list[tilesieve.VideoMass])
     assert_type(masses[0].mass, npt.NDArray[np.float64])
     assert_type(tilesieve.DensePolicy(layers=[7]).is_dense(1, 2), bool)
+    tables = tilesieve.VideoTables(tensor, segments=segments, layout=table, layer=3, head_begin=7, num_kv_heads=7)
+    assert_type(tables.num_kv_tiles, int)
+    assert_type(tilesieve.route_video(tensor, tensor, tables=tables, tensor_layout="hnd"), Tensor)
+    policy = tilesieve.DensePolicy(first_layers=2)
+    assert_type(tilesieve.video_attention(tensor, tensor, tensor, tables=tables, policy=policy, step=1, layer=3,
+                                          arithmetic=None, groups="per_warp", smooth_k=False, stream=0), Tensor)
+    assert_type(tilesieve.video_attention(tensor, tensor, tensor, tables=tables, return_lse=True, block_index=tensor,
+                                          workspace=tensor), tuple[Tensor, Tensor])
+    assert_type(tilesieve.video_attention(q, k, v, tables=tables, return_lse=return_lse),
+                Floats | tuple[Floats, Floats])
+    tilesieve.video_attention(q, k, v, tables=tables, layout="4x4x4")  # type: ignore[call-overload]
+    tilesieve.route_video(q, k, tables=tables, stream=0)  # type: ignore[call-overload]
+    tilesieve.VideoTables(tensor)  # type: ignore[call-arg]
     tilesieve.video_attention(q, k, v)  # type: ignore[call-overload]
     tilesieve.video_attention(q, k, v, segments=segments, router="index")  # type: ignore[call-overload]
     assert_type(tilesieve.video_attention(q, k, v, segments=segments, arithmetic="int8"), Floats)

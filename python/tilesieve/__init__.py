@@ -53,6 +53,7 @@ from ._video import (
     video_budget,
     video_mass,
 )
+from ._video_cuda import VideoTables
 
 __all__ = [
     "Arithmetic",
@@ -83,6 +84,7 @@ __all__ = [
     "VideoBudget",
     "VideoMass",
     "VideoRouter",
+    "VideoTables",
     "__version__",
     "attend",
     "available_isas",

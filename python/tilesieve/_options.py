@@ -10,11 +10,15 @@ from ._arrays import Array
 
 if TYPE_CHECKING:
     from ._layout import Layout
+    from ._video import DensePolicy
+    from ._video_cuda import VideoTables
 
 Arithmetic = Literal["storage", "int8"]
 LoopOrder = Literal["auto", "q_outer", "kv_outer"]
 Router = Literal["index", "qk_max", "mean_pool", "oracle", "random"]
 VideoRouter = Literal["mean_pool", "oracle", "random"]
+TensorLayout = Literal["nhd", "hnd"]
+SageGroups = Literal["per_thread", "per_warp"]
 Isa = Literal["best", "portable", "avx2", "avx512", "avx512_vnni", "avx512_bf16", "amx"]
 Lengths = Array | Sequence[int]
 Scale = Array | float
@@ -137,10 +141,10 @@ class Running(KeyScales, ValueScale, Outputs, total=False):
     progress: bool
 
 
-class VideoRouting(Threads, total=False):
-    """The keyword arguments of route_video."""
+class VideoChoosing(Threads, total=False):
+    """How blocks of a video are chosen, whatever says what its tokens are."""
 
-    segments: Required[str]
+    tensor_layout: TensorLayout
     router: VideoRouter
     budget: float
     num_routed: int | None
@@ -151,11 +155,37 @@ class VideoRouting(Threads, total=False):
     kv_block_size: int
 
 
-class VideoAttending(VideoRouting, Computing, total=False):
-    """The keyword arguments of video_attention."""
+class VideoRouting(VideoChoosing, total=False):
+    """The keyword arguments of route_video by segments."""
+
+    segments: Required[str]
+
+
+class VideoRoutingInTables(VideoChoosing, total=False):
+    """The keyword arguments of route_video with tables."""
+
+    tables: Required[VideoTables]
+
+
+class VideoComputing(Outputs, total=False):
+    """How chosen blocks of a video are attended to, and of which call of a model."""
+
+    policy: DensePolicy | None
+    step: int | None
+    layer: int | None
+    block_index: Array | None
+    arithmetic: Arithmetic | None
+    groups: SageGroups
+    smooth_k: bool
+    stream: Any
+
+
+class VideoAttending(VideoRouting, VideoComputing, total=False):
+    """The keyword arguments of video_attention by segments."""
 
     layout: Layout
-    layer: int | None
     head_begin: int
-    out: Array | None
-    lse: Array | None
+
+
+class VideoAttendingInTables(VideoRoutingInTables, VideoComputing, total=False):
+    """The keyword arguments of video_attention with tables."""

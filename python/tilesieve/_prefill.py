@@ -29,7 +29,7 @@ def attend_on_cuda(
     isa: Any, max_kv_blocks: Any, tile_tokens: Any, stream: Any, progress: Any, choice: Choice | None = None,
 ) -> Any:
     """`attend` where q lies on a CUDA device, and with a choice `sparse_prefill`."""
-    _refuse_cpu_arguments(num_threads, isa, progress, arithmetic)
+    refuse_cpu_arguments(num_threads, isa, progress, arithmetic)
     handle = handle_of(stream)
     lengths = {"kv_lens": kv_lens} if block_table is not None else {"cu_seqlens_kv": cu_seqlens_kv}
     require_with_stream(handle, out=out, workspace=workspace, lse=lse if return_lse else out,
@@ -54,7 +54,7 @@ def workspace_bytes_on_cuda(
     choice: Choice | None,
 ) -> int:
     """`workspace_bytes` where q lies on a CUDA device."""
-    _refuse_cpu_arguments(num_threads, isa, False, arithmetic)
+    refuse_cpu_arguments(num_threads, isa, False, arithmetic)
     cu_seqlens_q, cu_seqlens_kv = _lengths(q, k, cu_seqlens_q, cu_seqlens_kv, block_table)
     call = _core.PrefillCall(q, k, v, block_index, cu_seqlens_q, cu_seqlens_kv, kv_lens, block_table, q_scale, k_scale,
                              v_scale, None, None, kv_block_size, causal, softmax_scale, loop_order, workspace_limit,
@@ -70,13 +70,13 @@ def explain_on_cuda(
     num_threads: Any, isa: Any, max_kv_blocks: Any, tile_tokens: Any,
 ) -> str:
     """`explain` where q lies on a CUDA device."""
-    _refuse_cpu_arguments(num_threads, isa, False, arithmetic)
+    refuse_cpu_arguments(num_threads, isa, False, arithmetic)
     cu_seqlens_q, cu_seqlens_kv = _lengths(q, k, cu_seqlens_q, cu_seqlens_kv, block_table)
     v = k  # of the same shape and type, and not read
     call = _core.PrefillCall(q, k, v, block_index, cu_seqlens_q, cu_seqlens_kv, kv_lens, block_table, None, None, None,
                              None, None, kv_block_size, causal, softmax_scale, loop_order, workspace_limit,
                              max_kv_blocks, tile_tokens, None)
-    _refuse_other_libraries("q", q)
+    refuse_other_libraries("q", q)
     return call.explain(new_array(q, (call.workspace_bytes,), "uint8", "q"))
 
 
@@ -86,21 +86,26 @@ def route_on_cuda(
     block_table: Any, num_threads: Any, isa: Any, progress: Any,
 ) -> Any:
     """`route` where its queries lie on a CUDA device."""
-    _refuse_cpu_arguments(num_threads, isa, progress)
+    refuse_cpu_arguments(num_threads, isa, progress)
     router = _core.router_on_cuda(router, index_q, index_k, seed, softmax_scale)
     name, queries, keys = ("index_q", index_q, index_k) if router == "index" else ("q", q, k)
     if queries is not None and keys is not None:
         cu_seqlens_q, cu_seqlens_kv = _lengths(queries, keys, cu_seqlens_q, cu_seqlens_kv, block_table)
     call = _core.RouteCall(router, queries, keys, cu_seqlens_q, cu_seqlens_kv, kv_lens, block_table, top_k,
                            local_blocks, init_blocks, causal, kv_block_size)
-    _refuse_other_libraries(name, queries)
+    refuse_other_libraries(name, queries)
     workspace = new_array(queries, (call.workspace_bytes,), "uint8", name)
     ids = new_array(queries, call.shape, "int32", name)
     call.run(ids, workspace)
     return ids
 
 
-def _refuse_other_libraries(argument: str, array: Any) -> None:
+def given(value: Any, default: Any) -> Any:
+    """None where an argument is as it is without being given."""
+    return None if type(value) is type(default) and value == default else value
+
+
+def refuse_other_libraries(argument: str, array: Any) -> None:
     """Raises an Error where a call that takes no array to write to cannot have one from the library of another."""
     library = library_of(array)
     if library not in ("torch", "cupy"):
@@ -108,7 +113,7 @@ def _refuse_other_libraries(argument: str, array: Any) -> None:
                           "of PyTorch or CuPy")
 
 
-def _refuse_cpu_arguments(num_threads: Any, isa: Any, progress: Any, arithmetic: Any = "storage") -> None:
+def refuse_cpu_arguments(num_threads: Any, isa: Any, progress: Any, arithmetic: Any = "storage") -> None:
     for name, got in (("num_threads", num_threads is not None), ("isa", isa != "best"), ("progress", progress),
                       ("arithmetic", arithmetic != "storage")):
         if got:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Attention of video models on the CPU: blocks chosen by a budget, in a layout, and what that would keep."""
+"""Attention of video models: blocks chosen by a budget, in a layout, and what that would keep."""
 
 from __future__ import annotations
 
@@ -12,10 +12,23 @@ import numpy as np
 import numpy.typing as npt
 
 from . import _core
-from ._arrays import A, Array, in_library_of, outputs
+from ._arrays import A, Array, in_library_of, on_cuda, outputs
+from ._attend import refuse_cuda_arguments
 from ._layout import Layout, LayoutTable
-from ._options import Arithmetic, Isa, VideoAttending, VideoRouter, VideoRouting
+from ._options import (
+    Arithmetic,
+    Isa,
+    SageGroups,
+    TensorLayout,
+    VideoAttending,
+    VideoAttendingInTables,
+    VideoRouter,
+    VideoRouting,
+    VideoRoutingInTables,
+)
+from ._prefill import given
 from ._progress import progress_bar
+from ._video_cuda import VideoTables, attend_video_on_cuda, route_video_on_cuda
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,11 +126,15 @@ def video_budget(
 def route_video(q: np.ndarray[Any, Any], k: Array, **options: Unpack[VideoRouting]) -> npt.NDArray[np.int32]: ...
 @overload
 def route_video(q: A, k: Array, **options: Unpack[VideoRouting]) -> A: ...
+@overload
+def route_video(q: A, k: Array, **options: Unpack[VideoRoutingInTables]) -> A: ...
 def route_video(
     q: Array,
     k: Array,
     *,
-    segments: str,
+    segments: str | None = None,
+    tables: VideoTables | None = None,
+    tensor_layout: TensorLayout = "nhd",
     router: VideoRouter = "mean_pool",
     budget: float = 0.15,
     num_routed: int | None = None,
@@ -130,7 +147,10 @@ def route_video(
     isa: Isa = "best",
     progress: bool = False,
 ) -> Any:
-    """Chooses the blocks of keys that each block of queries of a video model attends to. On the CPU.
+    """Chooses the blocks of keys that each block of queries of a video model attends to.
+
+    On the CPU, or on a Hopper GPU where q lies there: its choice is the CPU's but for the rounding of scores in f32.
+    What a GPU takes is marked CUDA below. Nothing waits for it, and with tables the call can be captured in a graph.
 
     Blocks begin anew with each segment, so that none spans two; the last of a segment may be short. Blocks of queries
     that are not video attend to all. A block of the video's queries attends to all blocks of keys that are not video
@@ -138,33 +158,44 @@ def route_video(
 
     Args:
         q: queries [num_tokens, num_q_heads, head_dim] of one sequence, in f32, bf16, f16 or e4m3, in the order in which
-            blocks are to cut them, see `gather_tokens`. head_dim is a multiple of 8 up to 256.
+            blocks are to cut them, see `gather_tokens`. head_dim is a multiple of 8 up to 256. CUDA: bf16 or f16,
+            head_dim up to 128, in the model's own order, with one dimension of sequences in front or without.
         k: keys [num_tokens, num_kv_heads, head_dim], likewise. num_kv_heads divides num_q_heads.
         segments: what the tokens are, in their order: "text:594,audio:414,video:37x24x42" of kinds text, conditioning,
             reference, audio and video with their tokens, of a video latent frames x rows x tokens of a row, or as many
-            as they are where no layout is needed. See `h3_segments`.
+            as they are where no layout is needed. See `h3_segments`. None with tables.
+        tables: CUDA: `VideoTables` of the sequence, in whose layout blocks are cut; None = they are made in each call
+            from segments, in raster order, which waits for the device and cannot be captured.
+        tensor_layout: CUDA: "nhd", or "hnd" where q and k are [num_heads, num_tokens, head_dim].
         router: how a block is scored. "mean_pool": mean query of the block (and of the heads of a group) · mean key of
             the block, in f32; "oracle": the share of the dense softmax that lies on it, mean over the block's queries,
-            which costs as much as attending to all; "random": a seeded number.
+            which costs as much as attending to all; "random": a seeded number. CUDA: "mean_pool".
         budget: 0 to 1. Without forced_inside_budget ceil(budget · the video's blocks) are chosen beside the forced ones.
         num_routed: so many are chosen beside the forced ones, whatever the budget; None = by the budget.
         forced_inside_budget: ceil(budget · all blocks) are kept, the forced ones among them.
         seed: of the router "random", 0 or more.
         softmax_scale: as of `attend`; the oracle's.
-        q_block_size: queries of one block, 1 to 1,024.
-        kv_block_size: keys of one block, a multiple of 8 up to 1,024.
+        q_block_size: queries of one block, 1 to 1,024. CUDA: 128.
+        kv_block_size: keys of one block, a multiple of 8 up to 1,024. CUDA: 64.
         num_threads: as of `attend`.
         isa: as of `attend`.
         progress: as of `attend`.
 
     Returns:
         i32 [num_kv_heads, blocks of queries, capacity]: ascending ids of blocks of keys, counted over the whole
-        sequence, then -1. Ties go to the lower id, NaN is chosen last. Of PyTorch where q is, else of NumPy.
+        sequence, then -1. Ties go to the lower id, NaN is chosen last. Of PyTorch where q is, else of NumPy. CUDA: of
+        PyTorch or CuPy as q, with the dimension of sequences in front where q has one.
 
     Raises:
         ValueError: an argument that does not fit, by name, with what was got and what exists (`tilesieve.Error`).
         TypeError: an argument of another type, by name.
     """
+    if on_cuda(q):
+        return route_video_on_cuda(
+            q, k, segments=segments, tables=tables, tensor_layout=tensor_layout, router=router, budget=budget,
+            num_routed=num_routed, forced_inside_budget=forced_inside_budget, seed=seed, softmax_scale=softmax_scale,
+            q_block_size=q_block_size, kv_block_size=kv_block_size, num_threads=num_threads, isa=isa, progress=progress)
+    refuse_cuda_arguments(tables=tables, tensor_layout=given(tensor_layout, "nhd"))
     call = _core.VideoCall(q, k, None, segments, softmax_scale, q_block_size, kv_block_size)
     with progress_bar(progress, "route_video") as counters:
         ids = call.route(router, budget, num_routed, forced_inside_budget, seed, num_threads, isa, counters)
@@ -180,15 +211,29 @@ def video_attention(q: A, k: Array, v: Array, *, return_lse: Literal[True],
 @overload
 def video_attention(q: A, k: Array, v: Array, *, return_lse: bool,
                     **options: Unpack[VideoAttending]) -> A | tuple[A, A]: ...
+@overload
+def video_attention(q: A, k: Array, v: Array, *, return_lse: Literal[False] = False,
+                    **options: Unpack[VideoAttendingInTables]) -> A: ...
+@overload
+def video_attention(q: A, k: Array, v: Array, *, return_lse: Literal[True],
+                    **options: Unpack[VideoAttendingInTables]) -> tuple[A, A]: ...
+@overload
+def video_attention(q: A, k: Array, v: Array, *, return_lse: bool,
+                    **options: Unpack[VideoAttendingInTables]) -> A | tuple[A, A]: ...
 def video_attention(
     q: Any,
     k: Array,
     v: Array,
     *,
-    segments: str,
+    segments: str | None = None,
     layout: Layout = "raster",
     layer: int | None = None,
     head_begin: int = 0,
+    tables: VideoTables | None = None,
+    tensor_layout: TensorLayout = "nhd",
+    policy: DensePolicy | None = None,
+    step: int | None = None,
+    block_index: Array | None = None,
     router: VideoRouter = "mean_pool",
     budget: float = 0.15,
     num_routed: int | None = None,
@@ -200,12 +245,20 @@ def video_attention(
     out: Any = None,
     lse: Any = None,
     return_lse: bool = False,
-    arithmetic: Arithmetic = "storage",
+    workspace: Array | None = None,
+    arithmetic: Arithmetic | None = None,
+    groups: SageGroups = "per_thread",
+    smooth_k: bool = True,
     num_threads: int | None = None,
     isa: Isa = "best",
+    stream: Any = None,
     progress: bool = False,
 ) -> Any:
-    """Sparse attention of a video model in one call: layout, `route_video`, attention, layout back. On the CPU.
+    """Sparse attention of a video model in one call: layout, `route_video`, attention, layout back.
+
+    On the CPU, or on a Hopper GPU where q lies there. What a GPU takes is marked CUDA below. There nothing waits for
+    it, and with tables the call can be captured in a graph. The arithmetic differs by default: as tensors are stored
+    on the CPU, in 8 bits on a GPU.
 
     Args:
         q: queries as of `route_video`, but in the model's own order; outputs lie in that order too.
@@ -214,8 +267,15 @@ def video_attention(
         segments: as of `route_video`.
         layout: the order in which blocks cut the video's tokens, as of `gather_tokens`: of KV heads. Costs memory for
             the reordered tensors of some heads at a time, none where a head is in raster order.
-        layer: with a LayoutTable, as of `gather_tokens`.
+        layer: of the model, from 0; with a LayoutTable, as of `gather_tokens`, and with a policy.
         head_begin: with a LayoutTable, as of `gather_tokens`; of KV heads.
+        tables: CUDA: `VideoTables` made of segments and layout, which are then not given, nor is head_begin; None = they
+            are made in each call, which waits for the device and cannot be captured.
+        tensor_layout: CUDA: as of `route_video`, of v, out and lse too.
+        policy: which calls stay dense: a call of those attends to all blocks, whatever the budget and num_routed.
+        step: of the denoising, from 0, with a policy.
+        block_index: CUDA: lists to attend to, as `route_video` returns them, instead of choosing; None = to choose. The
+            order of ids says which two blocks share a step.
         router: as of `route_video`.
         budget: as of `route_video`; 1 = all blocks, the result of dense attention.
         num_routed: as of `route_video`.
@@ -227,9 +287,16 @@ def video_attention(
         out: as of `attend`.
         lse: as of `attend`.
         return_lse: as of `attend`.
-        arithmetic: as of `attend`; blocks are chosen by q and k as they are stored.
+        workspace: CUDA: uint8 on the device to work in; None = from q's library. The error of one that is too small
+            says what is needed.
+        arithmetic: None = "storage" on the CPU, "int8" on CUDA. On the CPU as of `attend`; CUDA: "int8" is SageAttention
+            2's, of bf16 or f16, with queries and keys in INT8, values in E4M3; "storage" is bf16. Blocks are chosen by q
+            and k as they are stored.
+        groups: CUDA, "int8": whose numbers share an INT8 scale, "per_thread" or "per_warp".
+        smooth_k: CUDA, "int8": whether the mean key is taken off the keys.
         num_threads: as of `attend`.
         isa: as of `attend`.
+        stream: CUDA: as of `attend`; with one, out, workspace, tables and a wanted lse are given.
         progress: as of `attend`; the bar counts KV heads.
 
     Returns:
@@ -239,12 +306,43 @@ def video_attention(
         ValueError: an argument that does not fit, by name, with what was got and what exists (`tilesieve.Error`).
         TypeError: an argument of another type, by name.
     """
+    if _is_dense(policy, step, layer, block_index):
+        budget, num_routed = 1, None
+    if policy is not None and not hasattr(layout, "box_of_head"):
+        layer = None  # it was the policy's
+    if on_cuda(q):
+        return attend_video_on_cuda(
+            q, k, v, segments=segments, layout=layout, layer=layer, head_begin=head_begin, tables=tables,
+            tensor_layout=tensor_layout, block_index=block_index, router=router, budget=budget, num_routed=num_routed,
+            forced_inside_budget=forced_inside_budget, seed=seed, softmax_scale=softmax_scale,
+            q_block_size=q_block_size, kv_block_size=kv_block_size, out=out, lse=lse, return_lse=return_lse,
+            workspace=workspace, arithmetic="int8" if arithmetic is None else arithmetic, groups=groups,
+            smooth_k=smooth_k, num_threads=num_threads, isa=isa, stream=stream, progress=progress)
+    refuse_cuda_arguments(tables=tables, tensor_layout=given(tensor_layout, "nhd"), block_index=block_index,
+                          workspace=workspace, groups=given(groups, "per_thread"), smooth_k=given(smooth_k, True),
+                          stream=stream)
     call = _core.VideoCall(q, k, v, segments, softmax_scale, q_block_size, kv_block_size)
     out, lse = outputs(q, out, lse, return_lse)
     with progress_bar(progress, "video_attention") as counters:
         call.attend(layout, layer, head_begin, router, budget, num_routed, forced_inside_budget, seed, out, lse,
-                    arithmetic, num_threads, isa, counters)
+                    "storage" if arithmetic is None else arithmetic, num_threads, isa, counters)
     return (out, lse) if return_lse else out
+
+
+def _is_dense(policy: Any, step: Any, layer: Any, block_index: Any) -> bool:
+    """Whether a policy wants the call dense; without one it does not."""
+    if policy is None:
+        if step is not None:
+            raise _core.Error("step: got one without a policy that would read it")
+        return False
+    if not isinstance(policy, DensePolicy):
+        raise TypeError(f"policy: got {type(policy).__name__}, expected DensePolicy or None")
+    for name, got in (("step", step), ("layer", layer)):
+        if got is None:
+            raise _core.Error(f"{name}: got None, needed with a policy")
+    if block_index is not None:
+        raise _core.Error("block_index: got one beside a policy, whose dense calls have none")
+    return policy.is_dense(step, layer)
 
 
 def _items(argument: str, values: Any) -> list[Any]:

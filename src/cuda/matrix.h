@@ -6,6 +6,14 @@
 
 namespace tilesieve::cuda {
 
+// Four 8x8 matrices of 16-bit elements: lane i receives of each matrix row i / 4, columns 2 (i % 4), +1.
+__device__ inline void load_matrices(uint32_t shared_row, uint32_t (&r)[4]) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+               : "r"(shared_row)
+               : "memory");
+}
+
 // Four 8x8 matrices of 16-bit elements, transposed: lane i receives of each matrix rows 2 (i % 4), +1 of column i / 4.
 __device__ inline void load_transposed(uint32_t shared_row, uint32_t (&r)[4]) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"

@@ -17,19 +17,18 @@ __global__ void gather_kernel(const __grid_constant__ HeadRows rows, const __gri
   cuda::let_next_begin();
   const int octet = static_cast<int>(threadIdx.x) % kOctets, row = static_cast<int>(threadIdx.x) / kOctets;
   const SlotBlock work = SlotBlock::of<kSlots>(rows, rows.num_slots);
-  Slot slot[kTurns];
+  const SlotRun run = SlotRun::from<kTileSlots>(rows, work, work.block * kSlots);
+  int32_t slot[kTurns];
   uint4 packed[kTurns];
 #pragma unroll
-  for (int i = 0; i < kTurns; ++i) {
-    slot[i] = slot_of<kTileSlots>(rows, work, work.block * kSlots + i * kRowsAtOnce + row);
-    packed[i] = load_channels(rows, work, slot[i].token, octet);
-  }
+  for (int i = 0; i < kTurns; ++i) slot[i] = i * kRowsAtOnce + row;
+  load_slots(rows, work, run, slot, octet, packed);
   if (to.out != nullptr && octet * 8 < rows.head_dim) {
     auto* out = static_cast<uint16_t*>(to.out) + work.row(rows) * rows.length * rows.head_dim + octet * 8;
 #pragma unroll
     for (int i = 0; i < kTurns; ++i) {
-      if (slot[i].token < 0) continue;
-      *reinterpret_cast<uint4*>(out + static_cast<int64_t>(slot[i].place) * rows.head_dim) = packed[i];
+      if (slot[i] >= run.length) continue;
+      *reinterpret_cast<uint4*>(out + static_cast<int64_t>(run.first + slot[i]) * rows.head_dim) = packed[i];
     }
   }
   if (to.sum == nullptr) return;

@@ -80,13 +80,9 @@ __device__ inline void store_codes(void* codes, const HeadRows& rows, const Slot
   *reinterpret_cast<uint2*>(static_cast<uint8_t*>(codes) + row * rows.dim + octet * 8) = bytes;
 }
 
-// Of the two rows of a group among 64.
-__device__ inline int row_of(int group, int second) { return group / 8 * 16 + group % 8 + second * 8; }
-
 // A CTA: 64 slots. A group has 2 rows of head_dim / 8 lanes: all of a warp or half of it.
 template <class Groups, class Half, int kHeadDim>
-__global__ void __launch_bounds__(kThreads, 4)  // 64 registers: 77 without, and a CTA less
-    queries_kernel(const __grid_constant__ HeadRows q, const __grid_constant__ SageQueryCodes out) {
+__global__ void queries_kernel(const __grid_constant__ HeadRows q, const __grid_constant__ SageQueryCodes out) {
   constexpr int kOctets = kHeadDim / 8, kGroupsOfWarp = 16 / kOctets, kTurns = 32 / kGroupsOfWarp / kWarps;
   cuda::wait_for_previous();
   cuda::let_next_begin();
@@ -94,15 +90,15 @@ __global__ void __launch_bounds__(kThreads, 4)  // 64 registers: 77 without, and
   const int octet = lane % kOctets, second = lane / kOctets % 2;
   const SlotBlock work = SlotBlock::of<64>(q, q.num_slots);
   const int64_t block_row = work.row(q) * work.num_blocks + work.block;
-  int32_t group[kTurns], place[kTurns];  // -1: no token
+  const SlotRun run = SlotRun::from<kTileQueries>(q, work, work.block * 64);
+  int32_t group[kTurns], slot[kTurns];
   uint4 packed[kTurns];
 #pragma unroll
   for (int i = 0; i < kTurns; ++i) {
     group[i] = (warp * kTurns + i) * kGroupsOfWarp + lane / (2 * kOctets);
-    const Slot slot = slot_of<kTileQueries>(q, work, work.block * 64 + row_of(group[i], second));
-    place[i] = slot.token < 0 ? -1 : slot.place;
-    packed[i] = load_channels(q, work, slot.token, octet);
+    slot[i] = group[i] / 8 * 16 + group[i] % 8 + second * 8;
   }
+  load_slots(q, work, run, slot, octet, packed);
   if (out.sum != nullptr) write_sum<Half, kWarps, kHeadDim>(packed, out.sum + block_row * kHeadDim);
   uint32_t largest[kTurns];
 #pragma unroll
@@ -138,8 +134,7 @@ __global__ void __launch_bounds__(kThreads, 4)  // 64 registers: 77 without, and
     widen<Half>(packed[i], x);
     const Int8Scale scale = Groups::scale_of(largest[i]);
     const bool lost = is_lost(largest[i]);
-    store_codes(out.codes, q, work, work.block * 64 + row_of(group[i], second), octet,
-                int8_codes<Groups>(x, scale.factor, lost));
+    store_codes(out.codes, q, work, work.block * 64 + slot[i], octet, int8_codes<Groups>(x, scale.factor, lost));
     if (octet == 0 && second == 0) out.scale[block_row * 32 + group[i]] = scale_or_nan(scale, lost);
     if (out.shift != nullptr) {
       float dot = 0.0f;
@@ -147,8 +142,8 @@ __global__ void __launch_bounds__(kThreads, 4)  // 64 registers: 77 without, and
       for (int c = 0; c < 8; ++c) dot = fmaf(x[c], mean[c], dot);
 #pragma unroll
       for (int lanes = 1; lanes < kOctets; lanes *= 2) dot += __shfl_xor_sync(0xffffffffu, dot, lanes);
-      if (octet == 0 && place[i] >= 0) {
-        out.shift[work.row(q) * q.length + place[i]] = __fmul_rn(dot, out.softmax_scale);
+      if (octet == 0 && slot[i] < run.length) {
+        out.shift[work.row(q) * q.length + run.first + slot[i]] = __fmul_rn(dot, out.softmax_scale);
       }
     }
   }
@@ -171,23 +166,21 @@ __global__ void keys_kernel(const __grid_constant__ HeadRows k, const float* mea
   for (int c = 0; c < 8; ++c) {
     mean[c] = mean_keys == nullptr ? 0.0f : mean_keys[work.row(k) * kHeadDim + octet * 8 + c];
   }
+  const SlotRun run = SlotRun::from<kTileKeys>(k, work, work.block * kKeys);
   uint4 packed[kTurns];
-  int32_t key[kTurns];
-  bool has_token[kTurns];
+  int32_t slot[kTurns];
 #pragma unroll
   for (int i = 0; i < kTurns; ++i) {
     // Pairs 4 n + group; n counts the warps of the group, then a warp's pairs side by side, then its turns.
     const int n = (i * kPairsOfWarp + lane / (2 * kOctets)) * (kWarps / 4) + warp / 4;
-    key[i] = work.block * kKeys + (4 * n + group) * 2 + lane / kOctets % 2;
-    const Slot slot = slot_of<kTileKeys>(k, work, key[i]);
-    has_token[i] = slot.token >= 0;
-    packed[i] = load_channels(k, work, slot.token, octet);
+    slot[i] = (4 * n + group) * 2 + lane / kOctets % 2;
   }
+  load_slots(k, work, run, slot, octet, packed);
   if (out.sum != nullptr) write_sum<Half, kWarps, kHeadDim>(packed, out.sum + block_row * kHeadDim);
   // Less the mean: per thread rounded once more, and then kept so.
   const auto numbers = [&](int i, float(&x)[8]) {
     widen<Half>(packed[i], x);
-    if (mean_keys == nullptr || !has_token[i]) return;
+    if (mean_keys == nullptr || slot[i] >= run.length) return;
 #pragma unroll
     for (int c = 0; c < 8; ++c) x[c] -= mean[c];
   };
@@ -220,7 +213,7 @@ __global__ void keys_kernel(const __grid_constant__ HeadRows k, const float* mea
     } else {
       widen<Half>(packed[i], x);
     }
-    store_codes(out.codes, k, work, key[i], octet, int8_codes<Groups>(x, scale.factor, lost));
+    store_codes(out.codes, k, work, work.block * kKeys + slot[i], octet, int8_codes<Groups>(x, scale.factor, lost));
   }
   if (lane == 0 && warp < 4) out.scale[block_row * 4 + group] = scale_or_nan(scale, lost);
 }

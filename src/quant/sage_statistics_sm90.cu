@@ -36,7 +36,7 @@ __global__ void partial_kernel(const __grid_constant__ HeadRows rows, float* par
   for (int i = 0; i < kSageChunk / kClasses; ++i) {
     float x[8];
     const int32_t token = first + i * kClasses;
-    widen<Half>(load_channels(rows, work, token < rows.length ? token : -1, octet), x);
+    widen<Half>(token < rows.length ? load_channels(rows, work, token, octet) : make_uint4(0, 0, 0, 0), x);
 #pragma unroll
     for (int c = 0; c < 8; ++c) Combine::add(total[c], x[c]);
   }

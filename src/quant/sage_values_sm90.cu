@@ -24,12 +24,9 @@ __global__ void values_kernel(const __grid_constant__ HeadRows v, const float* f
 #pragma unroll
   for (int i = 0; i < kTurns; ++i) {
     const int word = static_cast<int>(threadIdx.x) / kOctets + i * (kThreads / kOctets);
-    const int32_t key = work.block * kBlock + word / 4 * 16 + word % 4 * 2;
-    constexpr int kSteps[4] = {0, 1, 8, 9};
-#pragma unroll
-    for (int j = 0; j < 4; ++j) {
-      packed[i][j] = load_channels(v, work, slot_of<kTileKeys>(v, work, key + kSteps[j]).token, octet);
-    }
+    const int32_t key = word / 4 * 16 + word % 4 * 2, half = key / kTileKeys * kTileKeys, first = key - half;
+    const SlotRun run = SlotRun::from<kTileKeys>(v, work, work.block * kBlock + half);
+    load_slots(v, work, run, {first, first + 1, first + 8, first + 9}, octet, packed[i]);
   }
   float factor[8];  // 0 for channels that have no codes
 #pragma unroll

@@ -83,7 +83,10 @@ DenseShape::DenseShape(const DenseInputs& inputs, const DenseOutputs& outputs, c
     check_view("lse", outputs.lse, {DType::f32}, q, layout, batched, false);
     lse = axes_of(outputs.lse, layout, batched, false);
   }
-  const double scale = options.softmax_scale;
+  set_softmax_scale(options.softmax_scale);
+}
+
+void DenseShape::set_softmax_scale(double scale) {
   if (!(scale >= 0) || !std::isfinite(scale)) {
     fail("softmax_scale: got {}, expected a positive number, or 0 for 1 / sqrt(head_dim)", scale);
   }

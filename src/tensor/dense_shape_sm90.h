@@ -19,6 +19,7 @@ struct DenseShape {
   DenseShape(const TensorView& q, const TensorView& k, DenseLayout layout, std::initializer_list<DType> dtypes);
   DenseShape(const DenseInputs& inputs, const DenseOutputs& outputs, const DenseOptions& options,
              std::initializer_list<DType> dtypes);
+  void set_softmax_scale(double scale);  // 0 = 1 / sqrt(head_dim)
 
   DenseAxes q, k, v, o, lse;
   bool has_lse = false;

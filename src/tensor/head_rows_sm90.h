@@ -58,29 +58,50 @@ inline dim3 grid_of(const HeadRows& rows, int32_t num_slots, int64_t slots_of_ct
   return dim3(static_cast<unsigned>(ceil_div(num_slots, slots_of_cta) * rows.num_heads * rows.num_sequences));
 }
 
-// Which token a slot has, -1 for none, and its number among the sequence's slots that have one.
-struct Slot {
-  int32_t token, place;
-};
-
-template <int kTileSlots>
-__device__ inline Slot slot_of(const HeadRows& rows, const SlotBlock& work, int32_t slot) {
-  if (rows.tiles.num_tiles == 0) return {slot < rows.length ? slot : -1, slot};
-  const int32_t tile = slot / kTileSlots, row = slot % kTileSlots;
-  if (tile >= rows.tiles.num_tiles) return {-1, 0};
-  const int32_t order = order_of(rows.tiles, work.head / rows.heads_of_order);
-  const TileSpan span = span_of(rows.tiles, order, tile, kTileSlots);
-  if (row >= span.length) return {-1, 0};
-  const int32_t* tokens = tokens_of(rows.tiles, order, span.first);
-  return {tokens == nullptr ? span.first + row : tokens[row], span.first + row};
-}
-
-// Eight channels of a token; 0 where there is none, and past the last channel.
+// Eight channels of a token; 0 past the last channel.
 __device__ inline uint4 load_channels(const HeadRows& rows, const SlotBlock& work, int32_t token, int32_t octet) {
-  if (token < 0 || octet * 8 >= rows.head_dim) return make_uint4(0, 0, 0, 0);
+  if (octet * 8 >= rows.head_dim) return make_uint4(0, 0, 0, 0);
   const auto* at = static_cast<const uint16_t*>(rows.data) + work.sequence * rows.sequence_stride +
                    work.head * rows.head_stride + token * rows.token_stride + octet * 8;
   return *reinterpret_cast<const uint4*>(at);
+}
+
+// Slots of a head that lie in one tile, the first `length` of them with tokens.
+struct SlotRun {
+  int32_t first;          // number of the first among the sequence's slots that have a token
+  int32_t length;         // may be below 0
+  const int32_t* tokens;  // of these; nullptr: first, first + 1, ...
+
+  // From `slot` to the end of its tile.
+  template <int kTileSlots>
+  static __device__ SlotRun from(const HeadRows& rows, const SlotBlock& work, int32_t slot) {
+    if (rows.tiles.num_tiles == 0) return {slot, rows.length - slot, nullptr};
+    const int32_t tile = slot / kTileSlots, before = slot % kTileSlots;
+    if (tile >= rows.tiles.num_tiles) return {0, 0, nullptr};
+    const int32_t order = order_of(rows.tiles, work.head / rows.heads_of_order);
+    const TileSpan span = span_of(rows.tiles, order, tile, kTileSlots);
+    return {span.first + before, span.length - before, tokens_of(rows.tiles, order, span.first + before)};
+  }
+};
+
+// Eight channels of slots of a run; 0 where there is no token, and past the last channel. All at once, so that their
+// ways to memory are one.
+template <int kSlots>
+__device__ inline void load_slots(const HeadRows& rows, const SlotBlock& work, const SlotRun& run,
+                                  const int32_t (&slot)[kSlots], int32_t octet, uint4 (&packed)[kSlots]) {
+  int32_t token[kSlots];
+#pragma unroll
+  for (int i = 0; i < kSlots; ++i) token[i] = run.first + slot[i];
+  if (run.tokens != nullptr) {
+#pragma unroll
+    for (int i = 0; i < kSlots; ++i) {
+      if (slot[i] < run.length) token[i] = run.tokens[slot[i]];
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < kSlots; ++i) {
+    packed[i] = slot[i] < run.length ? load_channels(rows, work, token[i], octet) : make_uint4(0, 0, 0, 0);
+  }
 }
 
 template <class Half>

@@ -159,26 +159,20 @@ DenseResult run(const DenseCase& c, DenseForm form) {
   return device.result();
 }
 
-SageTensors quantized_by_device(const DenseCase& c) {
-  const DenseDevice device(c, DenseForm::exact);
-  const sm90::SageCall call(device.inputs(), device.outputs(), device.options());
-  call.quantize(device.workspace(), nullptr);
+SageTensors sage_tensors_at(const void* workspace, int64_t workspace_bytes, const sm90::SagePlaces& at,
+                            const Problem& p, const SageOptions& options, const SageSlots& slots) {
   must(cudaDeviceSynchronize());
-  const sm90::SagePlaces& at = call.places();
-  std::vector<uint8_t> bytes(static_cast<size_t>(call.workspace_bytes()));
-  must(cudaMemcpy(bytes.data(), device.workspace(), bytes.size(), cudaMemcpyDeviceToHost));
+  std::vector<uint8_t> bytes(static_cast<size_t>(workspace_bytes));
+  must(cudaMemcpy(bytes.data(), workspace, bytes.size(), cudaMemcpyDeviceToHost));
 
-  const Problem& p = c.problem;
-  const SageOptions options = {.kernel = SageKernel::sm90, .groups = c.groups};
-  const int64_t n = c.num_sequences(), dim = sage_dim(p), heads = p.num_q_heads, kv_heads = p.num_kv_heads;
-  const int64_t q_len = p.total_q() / n, kv_len = p.total_kv() / n;
-  const int64_t tiles = ceil_div(q_len, options.q_tile()), blocks = ceil_div(kv_len, options.kv_block());
+  const int64_t n = p.num_sequences(), dim = sage_dim(p), heads = p.num_q_heads, kv_heads = p.num_kv_heads;
+  const int64_t tiles = ceil_div(slots.q_slots, options.q_tile()), blocks = ceil_div(slots.k_slots, options.kv_block());
+  const int64_t q_room = tiles * options.q_tile(), k_room = blocks * options.kv_block();
   SageTensors out;
-  out.q = {Tensor(DType::i8, {heads, n * tiles * 64, dim}),
-           Tensor(DType::f32, {heads, n * tiles * options.q_groups()})};
-  out.k = {Tensor(DType::i8, {kv_heads, n * blocks * 128, dim}),
+  out.q = {Tensor(DType::i8, {heads, n * q_room, dim}), Tensor(DType::f32, {heads, n * tiles * options.q_groups()})};
+  out.k = {Tensor(DType::i8, {kv_heads, n * k_room, dim}),
            Tensor(DType::f32, {kv_heads, n * blocks * options.kv_groups()})};
-  out.v = {Tensor(DType::f8_e4m3, {kv_heads, dim, n * blocks * 128}), Tensor(DType::f32, {n, kv_heads, dim})};
+  out.v = {Tensor(DType::f8_e4m3, {kv_heads, dim, n * slots.v_slots}), Tensor(DType::f32, {n, kv_heads, dim})};
   out.k_mean = Tensor(p.kv_dtype, {n, kv_heads, p.head_dim});
   // `count` bytes of the workspace's [n, heads, ...] to [heads, n, ...].
   const auto turn = [&](int64_t from, int64_t num_heads, int64_t count, const Tensor& to, int64_t room) {
@@ -187,8 +181,8 @@ SageTensors quantized_by_device(const DenseCase& c) {
                   to.as<uint8_t>() + (i % num_heads * n + i / num_heads) * room);
     }
   };
-  turn(at.q, heads, q_len * dim, out.q.codes, tiles * 64 * dim);
-  turn(at.k, kv_heads, kv_len * dim, out.k.codes, blocks * 128 * dim);
+  turn(at.q, heads, slots.q_slots * dim, out.q.codes, q_room * dim);
+  turn(at.k, kv_heads, slots.k_slots * dim, out.k.codes, k_room * dim);
   // Scales are there for each lane; where a group is of several, they have the same.
   const auto scales = [&](int64_t from, int64_t num_heads, int64_t count, int64_t lanes, const Tensor& to) {
     for (int64_t i = 0; i < n * num_heads * count; ++i) {
@@ -201,14 +195,15 @@ SageTensors quantized_by_device(const DenseCase& c) {
       to.as<float>()[(row % num_heads * n + row / num_heads) * count + i % count] = same[0];
     }
   };
-  scales(at.q_scale, heads, tiles * options.q_groups(), 32 / options.q_groups(), out.q.scale);
+  const int64_t q_lanes = options.q_tile() / 64 * 32;  // of a tile
+  scales(at.q_scale, heads, tiles * options.q_groups(), q_lanes / options.q_groups(), out.q.scale);
   scales(at.k_scale, kv_heads, blocks * options.kv_groups(), 4 / options.kv_groups(), out.k.scale);
   for (int64_t i = 0; i < n * kv_heads * dim; ++i) {  // [n, heads, dim, keys] to [heads, dim, n, keys]
-    const int64_t sequence = i / dim / kv_heads, head = i / dim % kv_heads, keys = blocks * 128;
-    std::copy_n(bytes.data() + at.v + i * keys, keys,
-                out.v.codes.as<uint8_t>() + ((head * dim + i % dim) * n + sequence) * keys);
+    const int64_t sequence = i / dim / kv_heads, head = i / dim % kv_heads;
+    std::copy_n(bytes.data() + at.v + i * slots.v_slots, slots.v_slots,
+                out.v.codes.as<uint8_t>() + ((head * dim + i % dim) * n + sequence) * slots.v_slots);
   }
-  if (kv_len > 0) {
+  if (p.total_kv() > 0) {
     std::memcpy(out.v.scale.view().data, bytes.data() + at.v_scale, static_cast<size_t>(4 * n * kv_heads * dim));
     for (int64_t i = 0; i < n * kv_heads; ++i) {
       for (int64_t d = 0; d < p.head_dim; ++d) {
@@ -220,6 +215,16 @@ SageTensors quantized_by_device(const DenseCase& c) {
     }
   }
   return out;
+}
+
+SageTensors quantized_by_device(const DenseCase& c) {
+  const DenseDevice device(c, DenseForm::exact);
+  const sm90::SageCall call(device.inputs(), device.outputs(), device.options());
+  call.quantize(device.workspace(), nullptr);
+  const int64_t n = c.num_sequences(), kv_len = c.problem.total_kv() / n;
+  return sage_tensors_at(device.workspace(), call.workspace_bytes(), call.places(), c.problem,
+                         {.kernel = SageKernel::sm90, .groups = c.groups},
+                         {c.problem.total_q() / n, kv_len, round_up(kv_len, 128)});
 }
 
 }  // namespace tilesieve::testing

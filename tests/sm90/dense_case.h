@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "sage_operands_sm90.h"
 #include "sm90/prefill_case.h"
 #include "tilesieve/sage.h"
 #include "tilesieve/sage_sm90.h"
@@ -63,7 +64,12 @@ class DenseDevice {
 
 DenseResult run(const DenseCase& c, DenseForm form);
 
-// What the device's quantisers made, as the CPU's model takes it.
+// What the device's quantisers left in a workspace, as the CPU's model takes it.
+struct SageSlots {
+  int64_t q_slots, k_slots, v_slots;  // of a head
+};
+SageTensors sage_tensors_at(const void* workspace, int64_t workspace_bytes, const sm90::SagePlaces& at,
+                            const Problem& problem, const SageOptions& options, const SageSlots& slots);
 SageTensors quantized_by_device(const DenseCase& c);
 
 }  // namespace tilesieve::testing

@@ -22,13 +22,13 @@ class SageSparseProducer {
 
   __device__ void run() { walk_lists(*this, args_, args_.lists); }
 
-  __device__ void begin(const SparseTile& it, int pass, bool has_keys) {
+  __device__ void begin(const DenseTile& it, int32_t order, int pass, bool has_keys) {
     constexpr int kHalves = kCrew == 0 ? 2 : 1;
     using Queries = SageSparseQueries<Config>;
     if (is_first_lane()) {
       uint64_t* full = &shared_.q_full[q_ring_.stage][kCrew];
       cuda::barrier_wait(&shared_.q_empty[q_ring_.stage][kCrew], q_ring_.parity ^ 1);
-      shared_.work[q_ring_.stage][kCrew] = SparseWork(args_, args_.lists, it, pass, has_keys);
+      shared_.work[q_ring_.stage][kCrew] = SparseWork(args_, args_.lists, it, order, pass, has_keys);
       cuda::barrier_arrive_expect(full,
                                   kHalves * (Config::kQBytes + sizeof(Queries::q_scale) + sizeof(Queries::v_scale)));
       const int32_t num_slabs = (args_.num_q_slots + kTileRows - 1) / kTileRows;
@@ -47,7 +47,7 @@ class SageSparseProducer {
     q_ring_.advance();
   }
 
-  __device__ void step(const SparseTile& it, const int32_t (&ids)[2], const TileSpan (&)[2], SparseRun run) {
+  __device__ void step(const DenseTile& it, const int32_t (&ids)[2], const TileSpan (&)[2], SparseRun run) {
     if (is_first_lane()) {
       SageSparseStage<Config>& to = shared_.stage[ring_.stage()];
       cuda::barrier_wait(&to.k_empty, ring_.parity() ^ 1);

@@ -7,17 +7,6 @@
 
 namespace tilesieve::sm90 {
 
-// A tile of queries of one head.
-struct SparseTile : DenseTile {
-  int32_t order;  // of its tokens
-  TileSpan span;  // slots
-
-  static __device__ SparseTile of(const DenseArgs& args, const SparseLists& lists, int32_t tile, int32_t order) {
-    const DenseTile it = DenseTile::of(args, tile, kSparseRows);
-    return {it, order, span_of(lists.q, order, it.first_row / kSparseRows, kSparseRows)};
-  }
-};
-
 // What a consumer is to do with its next stage of queries. The producer works places out: it has the time.
 struct SparseWork {
   bool is_end, has_keys;
@@ -28,14 +17,15 @@ struct SparseWork {
   int64_t shift;         // of the tile's first LSE shift
 
   SparseWork() = default;
-  __device__ SparseWork(const DenseArgs& args, const SparseLists& lists, const SparseTile& it, int half, bool has_keys)
+  __device__ SparseWork(const DenseArgs& args, const SparseLists& lists, const DenseTile& it, int32_t order, int half,
+                        bool has_keys)
       : is_end(false),
         has_keys(has_keys),
         half(half),
-        span(it.span),
-        token(tokens_of(lists.q, it.order, it.span.first)),
+        span(span_of(lists.q, order, it.first_row / kSparseRows, kSparseRows)),
+        token(tokens_of(lists.q, order, span.first)),
         place(tilesieve::sm90::place_of(args, it, 0)),
-        shift(static_cast<int64_t>(it.sequence_head) * args.q_len + it.span.first) {}
+        shift(static_cast<int64_t>(it.sequence_head) * args.q_len + span.first) {}
 
   __device__ RowPlace place_of(const DenseArgs& args, int32_t row) const {
     const int64_t at = token == nullptr ? span.first + row : token[row];
@@ -207,7 +197,7 @@ class SparseTask {
 };
 
 // One warp: takes tiles of queries until none is left. Calls of `to`, by all lanes:
-//   to.begin(it, pass, has_keys)   before the keys of a pass over the list; kPasses of them
+//   to.begin(it, order, pass, has_keys)   before the keys of a pass over the list; kPasses of them
 //   to.step(it, ids, spans, run)   two tiles of keys; the run that would begin here
 //   to.end()                       nothing more
 template <class Fetch>
@@ -219,11 +209,11 @@ __device__ void walk_lists(Fetch& to, const DenseArgs& args, const SparseLists& 
     SparseTask next(args, lists);
     if (task.tile + Fetch::kReserve * static_cast<int32_t>(gridDim.x) >= args.num_tiles) next.tile = args.num_tiles;
     const bool has_next = next.tile != args.num_tiles;
-    const SparseTile it = SparseTile::of(args, lists, task.tile, task.order);
-    const SparseList list(args, lists, it, it.order, task.count);
+    const DenseTile it = DenseTile::of(args, task.tile, kSparseRows);
+    const SparseList list(args, lists, it, task.order, task.count);
 #pragma unroll 1
     for (int pass = 0; pass < Fetch::kPasses; ++pass) {
-      to.begin(it, pass, task.count > 0);
+      to.begin(it, task.order, pass, task.count > 0);
       SparseWindow window(list, task.id);
 #pragma unroll 1
       for (int32_t position = 0; position < task.count; position += 2) {

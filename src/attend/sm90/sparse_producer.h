@@ -17,22 +17,23 @@ class SparseProducer {
 
   __device__ void run() { walk_lists(*this, args_, args_.lists); }
 
-  __device__ void begin(const SparseTile& it, int pass, bool has_keys) {
+  __device__ void begin(const DenseTile& it, int32_t order, int pass, bool has_keys) {
     if (is_first_lane()) {
       for (int c = 0; c < kSparseConsumers; ++c) {
         cuda::barrier_wait(&shared_.q_empty[q_ring_.stage][c], q_ring_.parity ^ 1);
       }
-      shared_.work[q_ring_.stage] = SparseWork(args_, args_.lists, it, pass, has_keys);
+      const SparseWork work(args_, args_.lists, it, order, pass, has_keys);
+      shared_.work[q_ring_.stage] = work;
       for (int c = 0; c < kSparseConsumers; ++c) {
         fetch_rows<Config>(shared_.q[q_ring_.stage][c], kTileRows, maps_.q, &shared_.q_full[q_ring_.stage][c],
-                           it.span.first + c * kTileRows, it.sequence_head % args_.num_q_heads, sequence_of(it));
+                           work.span.first + c * kTileRows, it.sequence_head % args_.num_q_heads, sequence_of(it));
       }
     }
     __syncwarp();
     q_ring_.advance();
   }
 
-  __device__ void step(const SparseTile& it, const int32_t (&)[2], const TileSpan (&spans)[2], SparseRun run) {
+  __device__ void step(const DenseTile& it, const int32_t (&)[2], const TileSpan (&spans)[2], SparseRun run) {
     if (is_first_lane()) {
       cuda::barrier_wait(&shared_.k_empty[ring_.stage], ring_.parity ^ 1);
       shared_.run[ring_.stage] = run;
@@ -56,11 +57,11 @@ class SparseProducer {
 
  private:
   static __device__ bool is_first_lane() { return threadIdx.x % 32 == 0; }
-  __device__ int32_t sequence_of(const SparseTile& it) const { return it.sequence_head / args_.num_q_heads; }
+  __device__ int32_t sequence_of(const DenseTile& it) const { return it.sequence_head / args_.num_q_heads; }
 
   // One below the other in each panel.
   __device__ void fetch_tiles(uint8_t* to, const CUtensorMap& map, uint64_t* full, const TileSpan (&spans)[2],
-                              const SparseTile& it) const {
+                              const DenseTile& it) const {
     const int32_t sequence = sequence_of(it), head = it.kv_head - sequence * args_.num_kv_heads;
     cuda::barrier_arrive_expect(full, Config::kKvBytes);
 #pragma unroll

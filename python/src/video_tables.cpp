@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "video_tables.h"
+
+#include <algorithm>
+#include <string>
+
+#include "arrays.h"
+#include "bindings.h"
+#include "errors.h"
+#include "layout.h"
+#include "values.h"
+#include "video.h"
+
+namespace tilesieve::python {
+
+namespace {
+
+// Of the layout, where nothing says how many there are.
+int64_t heads_of(nb::handle layout, const TablePlace& place) {
+  if (is_table(layout)) {
+    const size_t num_all = items_of("box_of_head", items_of("box_of_head", layout.attr("box_of_head")).at(0)).size();
+    return std::max<int64_t>(1, static_cast<int64_t>(num_all) - place.head_begin);  // of too few it is said elsewhere
+  }
+  if (PyUnicode_Check(layout.ptr())) throw Error("num_kv_heads: got None, needed with one box for all heads");
+  return static_cast<int64_t>(items_of("layout", layout).size());
+}
+
+sm90::VideoTables tables_from(nb::handle segments, nb::handle layout, nb::handle layer, nb::handle head_begin,
+                              nb::handle num_kv_heads) {
+  const TokenSequence sequence = video_segments_from(segments);
+  const TablePlace place = place_from(is_table(layout), layer, head_begin);
+  const int64_t heads = num_kv_heads.is_none() ? heads_of(layout, place) : count_or("num_kv_heads", num_kv_heads, 0);
+  const TokenLayout order = layout_from("layout", layout, place, sequence, heads);
+  const nb::gil_scoped_release release;
+  return call_by_argument([&] { return sm90::VideoTables(sequence, order); });
+}
+
+}  // namespace
+
+VideoTables::VideoTables(nb::handle segments, nb::handle layout, nb::handle layer, nb::handle head_begin,
+                         nb::handle num_kv_heads)
+    : tables_(tables_from(segments, layout, layer, head_begin, num_kv_heads)) {}
+
+void VideoTables::upload(nb::handle memory) {
+  const Stream stream = stream_of(memory);
+  const BorrowedArray written("tables", memory, Access::write, stream);
+  const TensorView& view = written.view();
+  {
+    const nb::gil_scoped_release release;
+    const CurrentDevice device(view.device.index);
+    wait_for(*stream, "VideoTables");
+    call_by_argument([&] { tables_.upload(view.data, bytes_of_workspace(view)); });
+  }
+  memory_ = nb::borrow(memory);
+  view_ = view;
+}
+
+void bind_video_tables(nb::module_& module) {
+  nb::class_<VideoTables>(module, "VideoTables")
+      .def(nb::init<nb::handle, nb::handle, nb::handle, nb::handle, nb::handle>(), "segments"_any, "layout"_any,
+           "layer"_any, "head_begin"_any, "num_kv_heads"_any)
+      .def_prop_ro("bytes", &VideoTables::bytes)
+      .def("upload", &VideoTables::upload, "memory"_any)
+      .def_prop_ro("num_tokens", [](const VideoTables& self) { return self.tables().num_tokens(); })
+      .def_prop_ro("num_kv_heads", [](const VideoTables& self) { return self.tables().num_kv_heads(); })
+      .def_prop_ro("num_q_tiles", [](const VideoTables& self) { return self.tables().num_q_tiles(); })
+      .def_prop_ro("num_kv_tiles", [](const VideoTables& self) { return self.tables().num_kv_tiles(); });
+}
+
+}  // namespace tilesieve::python
