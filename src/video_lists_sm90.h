@@ -23,7 +23,7 @@ inline SparseLists lists_of(const TensorView& block_index) {
 
 // Room for `capacity` tiles in a row, or more. Throws Error.
 inline void check_lists(const TensorView& view, const DenseShape& shape, const VideoTiling& tiling, bool batched,
-                 int64_t capacity) {
+                        int64_t capacity) {
   const int last = batched ? 3 : 2;
   const int64_t got = view.num_dims == last + 1 ? view.sizes[static_cast<size_t>(last)] : capacity;
   if (batched) {

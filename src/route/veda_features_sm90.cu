@@ -31,22 +31,23 @@ __global__ void features_kernel(const __grid_constant__ HeadRows rows, float* fe
   cuda::let_next_begin();
   const int octet = static_cast<int>(threadIdx.x) % kOctets, row = static_cast<int>(threadIdx.x) / kOctets;
   const SlotBlock work = SlotBlock::of<kTileQueries>(rows, rows.num_slots);
-  const int32_t order = order_of(rows.tiles, work.head / rows.heads_of_order);
-  const int32_t length = span_of(rows.tiles, order, work.block, kTileQueries).length;
-  if (length <= 0) return;
-  Slot slot[kTurns];
+  const SlotRun run = SlotRun::from<kTileQueries>(rows, work, work.block * kTileQueries);
+  float* out = features + (work.row(rows) * work.num_blocks + work.block) * kVedaFeatures * kDim;
+  if (run.length <= 0) {
+    for (int i = static_cast<int>(threadIdx.x); i < kVedaFeatures * kDim; i += kThreads) out[i] = 0.0f;
+    return;
+  }
+  int32_t slot[kTurns];
   uint4 packed[kTurns];
 #pragma unroll
-  for (int i = 0; i < kTurns; ++i) {
-    slot[i] = slot_of<kTileQueries>(rows, work, work.block * kTileQueries + i * kRowsAtOnce + row);
-    packed[i] = load_channels(rows, work, slot[i].token, octet);
-  }
+  for (int i = 0; i < kTurns; ++i) slot[i] = i * kRowsAtOnce + row;
+  load_slots(rows, work, run, slot, octet, packed);
   Features mine[8];
 #pragma unroll
   for (int c = 0; c < 8; ++c) mine[c] = kNone;
 #pragma unroll
   for (int i = 0; i < kTurns; ++i) {
-    if (slot[i].token < 0) continue;
+    if (slot[i] >= run.length) continue;
     float x[8];
     widen<Half>(packed[i], x);
 #pragma unroll
@@ -69,10 +70,9 @@ __global__ void features_kernel(const __grid_constant__ HeadRows rows, float* fe
   Features all = kNone;
 #pragma unroll
   for (int i = 0; i < kWarps; ++i) all.add(of_warps[i][channel]);
-  float* out = features + (work.row(rows) * work.num_blocks + work.block) * kVedaFeatures * kDim + channel;
-  out[0] = all.sum / static_cast<float>(length);
-  out[kDim] = all.largest;
-  out[2 * kDim] = all.smallest;
+  out[channel] = all.sum / static_cast<float>(run.length);
+  out[kDim + channel] = all.largest;
+  out[2 * kDim + channel] = all.smallest;
 }
 
 }  // namespace

@@ -12,8 +12,8 @@ namespace tilesieve::sm90 {
 
 inline constexpr int kVedaFeatures = 3;  // mean, max, min
 
-// features: f32 [num_sequences, num_heads, num_tiles, 3, dim] of the rows of tiles of kTileQueries; nothing is written
-// for tiles without tokens.
+// features: f32 [num_sequences, num_heads, num_tiles, 3, dim] of the rows of tiles of kTileQueries, 0 where they have
+// no tokens.
 void launch_veda_features(const HeadRows& rows, float* features, void* stream);
 
 // Of the heads of a call, [heads, 3 * head_dim, head_dim], the last dimension dense.

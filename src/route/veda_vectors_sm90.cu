@@ -25,10 +25,10 @@ struct HeadWeights {
     if (a.weights.scale != nullptr) scale = a.weights.scale[head * a.weights.scale_stride];
   }
 
-  __device__ float at(int32_t channel, int32_t column) const {
-    const int32_t feature = channel / args.dim, c = channel % args.dim;
-    if (c >= args.head_dim || column >= args.head_dim) return 0.0f;
-    const auto x = static_cast<float>(data[(int64_t{feature} * args.head_dim + c) * args.weights.row_stride + column]);
+  __device__ float at(int32_t feature, int32_t channel, int32_t column) const {
+    if (channel >= args.head_dim || column >= args.head_dim) return 0.0f;
+    const int64_t row = feature * args.head_dim + channel;
+    const auto x = static_cast<float>(data[row * args.weights.row_stride + column]);
     return args.weights.scale == nullptr ? x : __bfloat162float(__float2bfloat16_rn(scale * x));
   }
 };
@@ -47,28 +47,34 @@ __global__ void __launch_bounds__(kProductThreads, 4) vectors_kernel(const __gri
   const int thread = static_cast<int>(threadIdx.x);
   if (thread < kProductRows) divisors[thread] = Divisor(1);
   Products products;
-  for (int32_t channel = 0; channel < features.dim; channel += kProductChannels) {
-    __syncthreads();
-    load_slice<kProductRows, 1>(features, pair, first, channel, divisors, shared.rows);
-    static_assert(kProductColumns == kProductThreads);
+  for (int32_t feature = 0; feature < kVedaFeatures; ++feature) {
+    for (int32_t channel = 0; channel < args.dim; channel += kProductChannels) {
+      __syncthreads();
+      load_slice<kProductRows, 1>(features, pair, first, feature * args.dim + channel, divisors, shared.rows);
+      static_assert(kProductColumns == kProductThreads);
+      float x[kProductChannels];
 #pragma unroll
-    for (int c = 0; c < kProductChannels; c += 4) {
-      const float4 four = make_float4(weights.at(channel + c, thread), weights.at(channel + c + 1, thread),
-                                      weights.at(channel + c + 2, thread), weights.at(channel + c + 3, thread));
-      *reinterpret_cast<float4*>(&shared.columns[thread][c]) = four;
+      for (int c = 0; c < kProductChannels; ++c) x[c] = weights.at(feature, channel + c, thread);
+#pragma unroll
+      for (int c = 0; c < kProductChannels; c += 4) {
+        *reinterpret_cast<float4*>(&shared.columns[thread][c]) = make_float4(x[c], x[c + 1], x[c + 2], x[c + 3]);
+      }
+      __syncthreads();
+      products.add_slice(shared);
     }
-    __syncthreads();
-    products.add_slice(shared);
   }
   products.for_each(shared, [&](int row, int column, float x) {
     if (first + row >= args.num_tiles || column >= args.dim) return;
     const int64_t vector = pair * args.num_tiles + first + row;
-    const float* feature = args.features + vector * features.dim;
+    const float* mean = args.features + vector * features.dim;
     if (x != x) {
       x = 0;
-      for (int32_t c = 0; c < features.dim; ++c) x = fmaf(feature[c], weights.at(c, column), x);
+      for (int32_t feature = 0; feature < kVedaFeatures; ++feature) {
+        for (int32_t c = 0; c < args.dim; ++c)
+          x = fmaf(mean[feature * args.dim + c], weights.at(feature, c, column), x);
+      }
     }
-    args.vectors[vector * args.dim + column] = x + feature[column];
+    args.vectors[vector * args.dim + column] = x + mean[column];
   });
 }
 

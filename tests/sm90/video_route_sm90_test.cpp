@@ -349,8 +349,8 @@ std::vector<float> make_scores(size_t count, Values values, uint32_t seed) {
 TEST_F(VideoRoute, ChoosesAsASortDoes) {
   constexpr Choice kChoices[] = {{0, -1}, {1, -1}, {7, -1}, {31, -1}, {90, -1},      {INT32_MAX, -1},
                                  {0, 0},  {0, 1},  {5, 40}, {0, 100}, {0, INT32_MAX}};
-  constexpr int32_t kSizes[][5] = {{1, 1, 1, 1, 1},   {1, 1, 1, 5, 31},  {2, 2, 2, 7, 32},
-                                   {2, 3, 1, 13, 33}, {1, 2, 1, 5, 129}, {3, 4, 2, 9, 127}, {2, 5, 1, 21, 599}};
+  constexpr int32_t kSizes[][5] = {{1, 1, 1, 1, 1},   {1, 1, 1, 5, 31},  {2, 2, 2, 7, 32},  {2, 3, 1, 13, 33},
+                                   {1, 2, 1, 5, 129}, {3, 4, 2, 9, 127}, {2, 5, 1, 21, 599}};
   uint32_t seed = 40;
   for (const auto& [orders, heads, sequences, num_q, num_kv] : kSizes) {
     const Tiles tiles(orders, heads, num_q, num_kv, ++seed);
