@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Products of vectors of tiles with other vectors, as good as in f32, on the tensor cores: x = high + low of 11 bits
 // each, and high . high + high . low + low . high leaves out some 2^-21 of what is added. Infinite numbers make NaN. A
-// CTA takes 64 tiles and 128 others, 32 channels at a time, a warp 32 x 64 of them. Four CTAs an SM hide each other's
-// loads.
+// CTA takes 64 tiles and 128 others, 32 channels at a time, a warp 32 x 32 of them; while it multiplies, the next
+// channels are on their way.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,7 @@
 
 namespace tilesieve::sm90 {
 
-inline constexpr int kProductThreads = 128, kProductRows = 64, kProductColumns = 128;  // of a CTA
+inline constexpr int kProductThreads = 256, kProductRows = 64, kProductColumns = 128;  // of a CTA
 inline constexpr int kProductChannels = 32;                                            // of a slice
 
 // f32 [num_sequences, num_kv_heads, group_size, num_tiles, halves, dim].
@@ -58,34 +58,53 @@ struct Divisor {
   }
 };
 
-// Channels `channel` and on of the vectors of tiles `first` and on; behind the last of them, the last once more.
+// A slice of the vectors of tiles `first` and on, on its way from global to shared memory; behind the last tile, the
+// last once more.
 template <int kVectors, int kHalves>
-__device__ inline void load_slice(const TileVectors& vectors, int64_t pair, int32_t first, int32_t channel,
-                                  const Divisor* divisors, ProductSlice<kVectors>& slice) {
-  constexpr int kQuads = kProductChannels / 4, kStep = kProductThreads / kQuads, kItems = kVectors / kStep;
-  const int quad = static_cast<int>(threadIdx.x) % kQuads, base = static_cast<int>(threadIdx.x) / kQuads;
-  const int last = vectors.num_tiles - 1 - first;
-  float sum[kItems][4] = {};
-  for (int32_t g = 0; g < vectors.group_size; ++g) {
-    const int64_t vector = (pair * vectors.group_size + g) * vectors.num_tiles + first;
-    const float* at = vectors.data + vector * kHalves * vectors.dim + channel + 4 * quad;
+class SliceOnItsWay {
+ public:
+  __device__ void load(const TileVectors& vectors, int64_t pair, int32_t first, int32_t channel) {
+    const int64_t vector = pair * vectors.group_size * vectors.num_tiles + first;
+    const float* at = vectors.data + vector * kHalves * vectors.dim + channel + 4 * quad();
+    const auto for_all = [&](const auto& take) {
 #pragma unroll
-    for (int i = 0; i < kItems; ++i) {
+      for (int i = 0; i < kItems; ++i) {
+        const int v = min(vector_of(i), vectors.num_tiles - 1 - first);
 #pragma unroll
-      for (int half = 0; half < kHalves; ++half) {
-        const int offset = (min(base + i * kStep, last) * kHalves + half) * vectors.dim;
-        const float4 x = *reinterpret_cast<const float4*>(at + offset);
-        sum[i][0] += x.x, sum[i][1] += x.y, sum[i][2] += x.z, sum[i][3] += x.w;
+        for (int half = 0; half < kHalves; ++half) {
+          take(part_[i][half], *reinterpret_cast<const float4*>(at + (v * kHalves + half) * vectors.dim));
+        }
       }
+    };
+    for_all([](float4& part, const float4& x) { part = x; });
+#pragma unroll 1
+    for (int32_t g = 1; g < vectors.group_size; ++g) {
+      at += static_cast<int64_t>(vectors.num_tiles) * kHalves * vectors.dim;
+      for_all([](float4& part, const float4& x) { part = sum(part, x); });
     }
   }
+
+  __device__ void store(const Divisor* divisors, ProductSlice<kVectors>& slice) const {
 #pragma unroll
-  for (int i = 0; i < kItems; ++i) {
-    const int v = base + i * kStep;
-    divisors[v].divide(sum[i]);
-    *reinterpret_cast<float4*>(&slice[v][4 * quad]) = make_float4(sum[i][0], sum[i][1], sum[i][2], sum[i][3]);
+    for (int i = 0; i < kItems; ++i) {
+      const float4 all = kHalves == 2 ? sum(part_[i][0], part_[i][kHalves - 1]) : part_[i][0];
+      float x[4] = {all.x, all.y, all.z, all.w};
+      divisors[vector_of(i)].divide(x);
+      *reinterpret_cast<float4*>(&slice[vector_of(i)][4 * quad()]) = make_float4(x[0], x[1], x[2], x[3]);
+    }
   }
-}
+
+ private:
+  static constexpr int kQuads = kProductChannels / 4, kStep = kProductThreads / kQuads, kItems = kVectors / kStep;
+
+  static __device__ int quad() { return static_cast<int>(threadIdx.x) % kQuads; }
+  static __device__ int vector_of(int item) { return static_cast<int>(threadIdx.x) / kQuads + item * kStep; }
+  static __device__ float4 sum(const float4& a, const float4& b) {
+    return make_float4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w);
+  }
+
+  float4 part_[kItems][kHalves];
+};
 
 // One channel of one vector.
 template <int kHalves>
@@ -112,22 +131,22 @@ struct HighLow {
   }
 };
 
-// The products of a thread, as the instruction m16n8k8 has them: of two times 16 rows and eight times 8 columns.
+// The products of a thread, as the instruction m16n8k8 has them: of two times 16 rows and four times 8 columns.
 struct Products {
-  float sum[2][8][4] = {};
+  float sum[2][4][4] = {};
   int first_row, first_column;  // of the warp
   int group, place;             // the thread's: 8 groups of 4
 
   __device__ Products() {
     const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
-    first_row = warp / 2 * (kProductRows / 2), first_column = warp % 2 * (kProductColumns / 2);
+    first_row = warp % 2 * 32, first_column = warp / 2 * 32;
     group = lane / 4, place = lane % 4;
   }
 
   __device__ void add_slice(const ProductShared& shared) {
 #pragma unroll
     for (int k = 0; k < kProductChannels; k += 8) {
-      HighLow a[2][4], b[2];
+      HighLow a[2][4], b[4][2];
 #pragma unroll
       for (int m = 0; m < 2; ++m) {
         const float* row = &shared.rows[first_row + 16 * m + group][k + place];
@@ -136,22 +155,27 @@ struct Products {
         a[m][2] = HighLow(row[4]), a[m][3] = HighLow(row[kDown + 4]);
       }
 #pragma unroll
-      for (int n = 0; n < 8; ++n) {
+      for (int n = 0; n < 4; ++n) {
         const float* column = &shared.columns[first_column + 8 * n + group][k + place];
-        b[0] = HighLow(column[0]), b[1] = HighLow(column[4]);
-#pragma unroll
-        for (int m = 0; m < 2; ++m) {
-          add(sum[m][n], {a[m][0].low, a[m][1].low, a[m][2].low, a[m][3].low}, {b[0].high, b[1].high});
-        }
-#pragma unroll
-        for (int m = 0; m < 2; ++m) {
-          add(sum[m][n], {a[m][0].high, a[m][1].high, a[m][2].high, a[m][3].high}, {b[0].low, b[1].low});
-        }
-#pragma unroll
-        for (int m = 0; m < 2; ++m) {
-          add(sum[m][n], {a[m][0].high, a[m][1].high, a[m][2].high, a[m][3].high}, {b[0].high, b[1].high});
-        }
+        b[n][0] = HighLow(column[0]), b[n][1] = HighLow(column[4]);
       }
+      // Eight of one kind, so that none waits for the one before it.
+      const auto for_all = [&](const auto& multiply) {
+#pragma unroll
+        for (int m = 0; m < 2; ++m) {
+#pragma unroll
+          for (int n = 0; n < 4; ++n) multiply(sum[m][n], a[m], b[n]);
+        }
+      };
+      for_all([](float(&d)[4], const HighLow(&x)[4], const HighLow(&y)[2]) {
+        add(d, {x[0].low, x[1].low, x[2].low, x[3].low}, {y[0].high, y[1].high});
+      });
+      for_all([](float(&d)[4], const HighLow(&x)[4], const HighLow(&y)[2]) {
+        add(d, {x[0].high, x[1].high, x[2].high, x[3].high}, {y[0].low, y[1].low});
+      });
+      for_all([](float(&d)[4], const HighLow(&x)[4], const HighLow(&y)[2]) {
+        add(d, {x[0].high, x[1].high, x[2].high, x[3].high}, {y[0].high, y[1].high});
+      });
     }
   }
 
@@ -162,7 +186,7 @@ struct Products {
 #pragma unroll
     for (int m = 0; m < 2; ++m) {
 #pragma unroll
-      for (int n = 0; n < 8; ++n) {
+      for (int n = 0; n < 4; ++n) {
         float* at = &shared.products[first_row + 16 * m + group][first_column + 8 * n + 2 * place];
         *reinterpret_cast<float2*>(at) = make_float2(sum[m][n][0], sum[m][n][1]);
         *reinterpret_cast<float2*>(at + 8 * (kProductColumns + 4)) = make_float2(sum[m][n][2], sum[m][n][3]);

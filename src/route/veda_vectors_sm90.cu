@@ -18,23 +18,25 @@ template <class Number>
 struct HeadWeights {
   const VedaVectorArgs& args;
   const Number* data;
-  float scale;  // 0: none
+  float scale = 0;
 
   __device__ HeadWeights(const VedaVectorArgs& a, int64_t head)
-      : args(a), data(static_cast<const Number*>(a.weights.data) + head * a.weights.head_stride), scale(0) {
+      : args(a), data(static_cast<const Number*>(a.weights.data) + head * a.weights.head_stride) {
     if (a.weights.scale != nullptr) scale = a.weights.scale[head * a.weights.scale_stride];
   }
 
-  __device__ float at(int32_t feature, int32_t channel, int32_t column) const {
-    if (channel >= args.head_dim || column >= args.head_dim) return 0.0f;
-    const int64_t row = feature * args.head_dim + channel;
-    const auto x = static_cast<float>(data[row * args.weights.row_stride + column]);
+  __device__ Number stored(int32_t feature, int32_t channel, int32_t column) const {
+    if (channel >= args.head_dim || column >= args.head_dim) return static_cast<Number>(0.0f);
+    return data[static_cast<int64_t>(feature * args.head_dim + channel) * args.weights.row_stride + column];
+  }
+  __device__ float value(Number stored) const {
+    const auto x = static_cast<float>(stored);
     return args.weights.scale == nullptr ? x : __bfloat162float(__float2bfloat16_rn(scale * x));
   }
 };
 
 template <class Number>
-__global__ void __launch_bounds__(kProductThreads, 4) vectors_kernel(const __grid_constant__ VedaVectorArgs args) {
+__global__ void __launch_bounds__(kProductThreads, 2) vectors_kernel(const __grid_constant__ VedaVectorArgs args) {
   __shared__ alignas(16) ProductShared shared;
   __shared__ Divisor divisors[kProductRows];
   cuda::wait_for_previous();
@@ -46,22 +48,32 @@ __global__ void __launch_bounds__(kProductThreads, 4) vectors_kernel(const __gri
   const HeadWeights<Number> weights(args, pair % args.num_heads);
   const int thread = static_cast<int>(threadIdx.x);
   if (thread < kProductRows) divisors[thread] = Divisor(1);
+  // A thread loads some channels of one column of a slice.
+  constexpr int kShare = kProductChannels * kProductColumns / kProductThreads;
+  const int own_column = thread % kProductColumns, begin = thread / kProductColumns * kShare;
+  SliceOnItsWay<kProductRows, 1> slice;
+  Number share[kShare];
+  const auto load = [&](int32_t feature, int32_t channel) {
+    slice.load(features, pair, first, feature * args.dim + channel);
+#pragma unroll
+    for (int c = 0; c < kShare; ++c) share[c] = weights.stored(feature, channel + begin + c, own_column);
+  };
+  load(0, 0);
   Products products;
-  for (int32_t feature = 0; feature < kVedaFeatures; ++feature) {
-    for (int32_t channel = 0; channel < args.dim; channel += kProductChannels) {
-      __syncthreads();
-      load_slice<kProductRows, 1>(features, pair, first, feature * args.dim + channel, divisors, shared.rows);
-      static_assert(kProductColumns == kProductThreads);
-      float x[kProductChannels];
+  for (int32_t feature = 0, channel = 0; feature < kVedaFeatures;) {
+    __syncthreads();
+    slice.store(divisors, shared.rows);
 #pragma unroll
-      for (int c = 0; c < kProductChannels; ++c) x[c] = weights.at(feature, channel + c, thread);
-#pragma unroll
-      for (int c = 0; c < kProductChannels; c += 4) {
-        *reinterpret_cast<float4*>(&shared.columns[thread][c]) = make_float4(x[c], x[c + 1], x[c + 2], x[c + 3]);
-      }
-      __syncthreads();
-      products.add_slice(shared);
+    for (int c = 0; c < kShare; c += 4) {
+      *reinterpret_cast<float4*>(&shared.columns[own_column][begin + c]) =
+          make_float4(weights.value(share[c]), weights.value(share[c + 1]), weights.value(share[c + 2]),
+                      weights.value(share[c + 3]));
     }
+    __syncthreads();
+    channel += kProductChannels;
+    if (channel == args.dim) channel = 0, ++feature;
+    if (feature < kVedaFeatures) load(feature, channel);
+    products.add_slice(shared);
   }
   products.for_each(shared, [&](int row, int column, float x) {
     if (first + row >= args.num_tiles || column >= args.dim) return;
@@ -70,8 +82,9 @@ __global__ void __launch_bounds__(kProductThreads, 4) vectors_kernel(const __gri
     if (x != x) {
       x = 0;
       for (int32_t feature = 0; feature < kVedaFeatures; ++feature) {
-        for (int32_t c = 0; c < args.dim; ++c)
-          x = fmaf(mean[feature * args.dim + c], weights.at(feature, c, column), x);
+        for (int32_t c = 0; c < args.dim; ++c) {
+          x = fmaf(mean[feature * args.dim + c], weights.value(weights.stored(feature, c, column)), x);
+        }
       }
     }
     args.vectors[vector * args.dim + column] = x + mean[column];

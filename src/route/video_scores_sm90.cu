@@ -31,7 +31,7 @@ __device__ void read_lengths(const ScoreSide& side, int32_t head, int32_t first,
 }
 
 template <int kQueryHalves>
-__global__ void __launch_bounds__(kProductThreads, 4)
+__global__ void __launch_bounds__(kProductThreads, 2)
     scores_kernel(const __grid_constant__ ScoreSide q, const __grid_constant__ ScoreSide k, int32_t num_kv_heads,
                   float* scores) {
   __shared__ alignas(16) ProductShared shared;
@@ -48,12 +48,20 @@ __global__ void __launch_bounds__(kProductThreads, 4)
   const int32_t head = static_cast<int32_t>(pair % num_kv_heads);
   read_lengths<kProductRows>(q, head, first_q, q_divisors, q_exists);
   read_lengths<kProductColumns>(k, head, first_k, k_divisors, k_exists);
+  SliceOnItsWay<kProductRows, kQueryHalves> q_slice;
+  SliceOnItsWay<kProductColumns, 1> k_slice;
+  const auto load = [&](int32_t channel) {
+    q_slice.load(q.vectors, pair, first_q, channel);
+    k_slice.load(k.vectors, pair, first_k, channel);
+  };
+  load(0);
   Products products;
   for (int32_t channel = 0; channel < dim; channel += kProductChannels) {
     __syncthreads();
-    load_slice<kProductRows, kQueryHalves>(q.vectors, pair, first_q, channel, q_divisors, shared.rows);
-    load_slice<kProductColumns, 1>(k.vectors, pair, first_k, channel, k_divisors, shared.columns);
+    q_slice.store(q_divisors, shared.rows);
+    k_slice.store(k_divisors, shared.columns);
     __syncthreads();
+    if (channel + kProductChannels < dim) load(channel + kProductChannels);
     products.add_slice(shared);
   }
   float* out = scores + (pair * num_q + first_q) * num_k + first_k;
