@@ -1,12 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 // Products of vectors of tiles with other vectors, as good as in f32, on the tensor cores: x = high + low of 11 bits
 // each, and high . high + high . low + low . high leaves out some 2^-21 of what is added. Infinite numbers make NaN. A
-// CTA takes 64 tiles and 128 others, 32 channels at a time, a warp 32 x 32 of them; while it multiplies, the next
-// channels are on their way.
+// CTA takes 64 tiles and 128 others, 32 channels at a time, each of its two warpgroups 64 of the others; while they
+// multiply, the next channels are on their way.
 #pragma once
 
 #include <cstdint>
 
+#include "cuda/barrier.h"
+#include "cuda/launch.h"
+#include "cuda/wgmma.h"
 #include "tensor/video_tiles_sm90.h"
 
 namespace tilesieve::sm90 {
@@ -22,9 +25,29 @@ struct TileVectors {
   int32_t dim = 0;
 };
 
-// Four floats more than it has channels: neither the stores nor the reads of a warp meet a bank twice.
+// A float as two, of which the tensor cores read the leading 11 bits.
+struct HighLow {
+  uint32_t high, low;
+
+  __device__ explicit HighLow(float x) {
+    high = (__float_as_uint(x) + 0x1000u) & 0xffffe000u;
+    low = __float_as_uint(x - __uint_as_float(high));
+  }
+};
+
+// As wgmma reads rows of 128 bytes: quad i of vector v lies at i ^ v % 8.
 template <int kVectors>
-using ProductSlice = float[kVectors][kProductChannels + 4];
+struct alignas(1024) ProductSlice {
+  uint32_t high[kVectors][kProductChannels], low[kVectors][kProductChannels];
+
+  __device__ void store(int vector, int quad, const float (&x)[4]) {
+    const HighLow parts[4] = {HighLow(x[0]), HighLow(x[1]), HighLow(x[2]), HighLow(x[3])};
+    const int place = 4 * (quad ^ vector % 8);
+    *reinterpret_cast<uint4*>(&high[vector][place]) =
+        make_uint4(parts[0].high, parts[1].high, parts[2].high, parts[3].high);
+    *reinterpret_cast<uint4*>(&low[vector][place]) = make_uint4(parts[0].low, parts[1].low, parts[2].low, parts[3].low);
+  }
+};
 
 union ProductShared {
   struct {
@@ -90,7 +113,7 @@ class SliceOnItsWay {
       const float4 all = kHalves == 2 ? sum(part_[i][0], part_[i][kHalves - 1]) : part_[i][0];
       float x[4] = {all.x, all.y, all.z, all.w};
       divisors[vector_of(i)].divide(x);
-      *reinterpret_cast<float4*>(&slice[vector_of(i)][4 * quad()]) = make_float4(x[0], x[1], x[2], x[3]);
+      slice.store(vector_of(i), quad(), x);
     }
   }
 
@@ -120,80 +143,48 @@ __device__ inline float channel_of(const TileVectors& vectors, int64_t pair, int
   return sum[0];
 }
 
-// A float as two, of which the tensor cores read the leading 11 bits.
-struct HighLow {
-  uint32_t high, low;
-
-  HighLow() = default;
-  __device__ explicit HighLow(float x) {
-    high = (__float_as_uint(x) + 0x1000u) & 0xffffe000u;
-    low = __float_as_uint(x - __uint_as_float(high));
-  }
-};
-
-// The products of a thread, as the instruction m16n8k8 has them: of two times 16 rows and four times 8 columns.
-struct Products {
-  float sum[2][4][4] = {};
-  int first_row, first_column;  // of the warp
-  int group, place;             // the thread's: 8 groups of 4
-
-  __device__ Products() {
-    const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
-    first_row = warp % 2 * 32, first_column = warp / 2 * 32;
-    group = lane / 4, place = lane % 4;
-  }
-
-  __device__ void add_slice(const ProductShared& shared) {
+// The products of a thread, as wgmma has them: rows 8 apart, pairs of columns.
+class Products {
+ public:
+  // Starts to add those of a slice. All threads call; behind it and before finish() nobody writes to the slice.
+  __device__ void start(const ProductShared& shared) {
+    cuda::fence_async_proxy();
+    __syncthreads();
+    const int warpgroup = static_cast<int>(threadIdx.x) / 128;
+    const auto& columns = shared.columns;
+    const uint64_t a_high = descriptor(shared.rows.high), a_low = descriptor(shared.rows.low),
+                   b_high = descriptor(&columns.high[warpgroup * 64]), b_low = descriptor(&columns.low[warpgroup * 64]);
+    cuda::pin(sum_);
+    cuda::wgmma_fence();
 #pragma unroll
-    for (int k = 0; k < kProductChannels; k += 8) {
-      HighLow a[2][4], b[4][2];
-#pragma unroll
-      for (int m = 0; m < 2; ++m) {
-        const float* row = &shared.rows[first_row + 16 * m + group][k + place];
-        constexpr int kDown = 8 * (kProductChannels + 4);
-        a[m][0] = HighLow(row[0]), a[m][1] = HighLow(row[kDown]);
-        a[m][2] = HighLow(row[4]), a[m][3] = HighLow(row[kDown + 4]);
-      }
-#pragma unroll
-      for (int n = 0; n < 4; ++n) {
-        const float* column = &shared.columns[first_column + 8 * n + group][k + place];
-        b[n][0] = HighLow(column[0]), b[n][1] = HighLow(column[4]);
-      }
-      // Eight of one kind, so that none waits for the one before it.
-      const auto for_all = [&](const auto& multiply) {
-#pragma unroll
-        for (int m = 0; m < 2; ++m) {
-#pragma unroll
-          for (int n = 0; n < 4; ++n) multiply(sum[m][n], a[m], b[n]);
-        }
-      };
-      for_all([](float(&d)[4], const HighLow(&x)[4], const HighLow(&y)[2]) {
-        add(d, {x[0].low, x[1].low, x[2].low, x[3].low}, {y[0].high, y[1].high});
-      });
-      for_all([](float(&d)[4], const HighLow(&x)[4], const HighLow(&y)[2]) {
-        add(d, {x[0].high, x[1].high, x[2].high, x[3].high}, {y[0].low, y[1].low});
-      });
-      for_all([](float(&d)[4], const HighLow(&x)[4], const HighLow(&y)[2]) {
-        add(d, {x[0].high, x[1].high, x[2].high, x[3].high}, {y[0].high, y[1].high});
-      });
+    for (int i = 0; i < kProductChannels / 8; ++i) {  // 8 channels are 32 bytes, and a descriptor counts by 16
+      Multiply::ss(sum_, a_low + 2 * i, b_high + 2 * i);
+      Multiply::ss(sum_, a_high + 2 * i, b_low + 2 * i);
+      Multiply::ss(sum_, a_high + 2 * i, b_high + 2 * i);
     }
+    cuda::wgmma_commit();
   }
 
-  // store(row, column, product) for all of the CTA, a row's one after the other across the lanes of a warp.
+  // Waits for all that was started, of all threads.
+  __device__ void finish() {
+    cuda::wgmma_wait<0>();
+    cuda::pin(sum_);
+    __syncthreads();
+  }
+
+  // After finish(): store(row, column, product) for all of the CTA, a row's one after the other across the lanes of a
+  // warp.
   template <class Store>
   __device__ void for_each(ProductShared& shared, const Store& store) const {
-    __syncthreads();
+    const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
+    float* at = &shared.products[warp % 4 * 16 + lane / 4][warp / 4 * 64 + 2 * (lane % 4)];
 #pragma unroll
-    for (int m = 0; m < 2; ++m) {
-#pragma unroll
-      for (int n = 0; n < 4; ++n) {
-        float* at = &shared.products[first_row + 16 * m + group][first_column + 8 * n + 2 * place];
-        *reinterpret_cast<float2*>(at) = make_float2(sum[m][n][0], sum[m][n][1]);
-        *reinterpret_cast<float2*>(at + 8 * (kProductColumns + 4)) = make_float2(sum[m][n][2], sum[m][n][3]);
-      }
+    for (int n = 0; n < 8; ++n) {
+      *reinterpret_cast<float2*>(at + 8 * n) = make_float2(sum_[4 * n], sum_[4 * n + 1]);
+      *reinterpret_cast<float2*>(at + 8 * n + 8 * (kProductColumns + 4)) =
+          make_float2(sum_[4 * n + 2], sum_[4 * n + 3]);
     }
     __syncthreads();
-    const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
     for (int row = warp; row < kProductRows; row += kProductThreads / 32) {
 #pragma unroll
       for (int column = lane; column < kProductColumns; column += 32) store(row, column, shared.products[row][column]);
@@ -201,12 +192,13 @@ struct Products {
   }
 
  private:
-  static __device__ void add(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
-    asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
-        "{%0, %1, %2, %3};"
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+  using Multiply = cuda::Wgmma<cuda::Tf32, 64>;
+
+  static __device__ uint64_t descriptor(const void* rows) {
+    return cuda::matrix_descriptor(cuda::shared_address(rows), 4 * kProductChannels);
   }
+
+  float sum_[32] = {};
 };
 
 }  // namespace tilesieve::sm90

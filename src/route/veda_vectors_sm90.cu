@@ -35,10 +35,15 @@ struct HeadWeights {
   }
 };
 
+struct VectorShared {
+  ProductShared product;
+  Divisor divisors[kProductRows];
+};
+
 template <class Number>
-__global__ void __launch_bounds__(kProductThreads, 2) vectors_kernel(const __grid_constant__ VedaVectorArgs args) {
-  __shared__ alignas(16) ProductShared shared;
-  __shared__ Divisor divisors[kProductRows];
+__global__ void __launch_bounds__(kProductThreads, 3) vectors_kernel(const __grid_constant__ VedaVectorArgs args) {
+  extern __shared__ __align__(1024) uint8_t raw[];  // nothing else lies in shared memory, so it begins aligned
+  VectorShared& shared = *reinterpret_cast<VectorShared*>(raw);
   cuda::wait_for_previous();
   cuda::let_next_begin();
   const uint32_t down = (args.num_tiles + kProductRows - 1) / kProductRows;
@@ -47,7 +52,7 @@ __global__ void __launch_bounds__(kProductThreads, 2) vectors_kernel(const __gri
   const TileVectors features = {args.features, args.num_tiles, 1, kVedaFeatures * args.dim};
   const HeadWeights<Number> weights(args, pair % args.num_heads);
   const int thread = static_cast<int>(threadIdx.x);
-  if (thread < kProductRows) divisors[thread] = Divisor(1);
+  if (thread < kProductRows) shared.divisors[thread] = Divisor(1);
   // A thread loads some channels of one column of a slice.
   constexpr int kShare = kProductChannels * kProductColumns / kProductThreads;
   const int own_column = thread % kProductColumns, begin = thread / kProductColumns * kShare;
@@ -59,23 +64,23 @@ __global__ void __launch_bounds__(kProductThreads, 2) vectors_kernel(const __gri
     for (int c = 0; c < kShare; ++c) share[c] = weights.stored(feature, channel + begin + c, own_column);
   };
   load(0, 0);
+  __syncthreads();
   Products products;
   for (int32_t feature = 0, channel = 0; feature < kVedaFeatures;) {
-    __syncthreads();
-    slice.store(divisors, shared.rows);
+    slice.store(shared.divisors, shared.product.rows);
 #pragma unroll
     for (int c = 0; c < kShare; c += 4) {
-      *reinterpret_cast<float4*>(&shared.columns[own_column][begin + c]) =
-          make_float4(weights.value(share[c]), weights.value(share[c + 1]), weights.value(share[c + 2]),
-                      weights.value(share[c + 3]));
+      shared.product.columns.store(own_column, (begin + c) / 4,
+                                   {weights.value(share[c]), weights.value(share[c + 1]), weights.value(share[c + 2]),
+                                    weights.value(share[c + 3])});
     }
-    __syncthreads();
+    products.start(shared.product);
     channel += kProductChannels;
     if (channel == args.dim) channel = 0, ++feature;
     if (feature < kVedaFeatures) load(feature, channel);
-    products.add_slice(shared);
+    products.finish();
   }
-  products.for_each(shared, [&](int row, int column, float x) {
+  products.for_each(shared.product, [&](int row, int column, float x) {
     if (first + row >= args.num_tiles || column >= args.dim) return;
     const int64_t vector = pair * args.num_tiles + first + row;
     const float* mean = args.features + vector * features.dim;
@@ -109,7 +114,9 @@ void launch_veda_vectors(const VedaVectorArgs& args, void* stream) {
       break;
   }
   const int64_t ctas = int64_t{args.num_sequences} * args.num_heads * ceil_div(args.num_tiles, kProductRows);
-  cuda::launch("vectors of tiles", kernel, dim3(static_cast<unsigned>(ctas)), kProductThreads, 0, stream, args);
+  cuda::allow_shared_bytes("vectors of tiles", kernel, sizeof(VectorShared));
+  cuda::launch("vectors of tiles", kernel, dim3(static_cast<unsigned>(ctas)), kProductThreads, sizeof(VectorShared),
+               stream, args);
 }
 
 }  // namespace tilesieve::sm90

@@ -30,13 +30,18 @@ __device__ void read_lengths(const ScoreSide& side, int32_t head, int32_t first,
   exists[v] = length > 0;
 }
 
+struct ScoreShared {
+  ProductShared product;
+  Divisor q_divisors[kProductRows], k_divisors[kProductColumns];
+  bool q_exists[kProductRows], k_exists[kProductColumns];
+};
+
 template <int kQueryHalves>
-__global__ void __launch_bounds__(kProductThreads, 2)
+__global__ void __launch_bounds__(kProductThreads, 3)
     scores_kernel(const __grid_constant__ ScoreSide q, const __grid_constant__ ScoreSide k, int32_t num_kv_heads,
                   float* scores) {
-  __shared__ alignas(16) ProductShared shared;
-  __shared__ Divisor q_divisors[kProductRows], k_divisors[kProductColumns];
-  __shared__ bool q_exists[kProductRows], k_exists[kProductColumns];
+  extern __shared__ __align__(1024) uint8_t raw[];  // nothing else lies in shared memory, so it begins aligned
+  ScoreShared& shared = *reinterpret_cast<ScoreShared*>(raw);
   cuda::wait_for_previous();
   cuda::let_next_begin();
   const int32_t num_q = q.tiles.num_tiles, num_k = k.tiles.num_tiles, dim = q.vectors.dim;
@@ -46,8 +51,8 @@ __global__ void __launch_bounds__(kProductThreads, 2)
   const int32_t first_q = static_cast<int32_t>(blockIdx.x / across % down) * kProductRows;
   const int64_t pair = blockIdx.x / across / down;
   const int32_t head = static_cast<int32_t>(pair % num_kv_heads);
-  read_lengths<kProductRows>(q, head, first_q, q_divisors, q_exists);
-  read_lengths<kProductColumns>(k, head, first_k, k_divisors, k_exists);
+  read_lengths<kProductRows>(q, head, first_q, shared.q_divisors, shared.q_exists);
+  read_lengths<kProductColumns>(k, head, first_k, shared.k_divisors, shared.k_exists);
   SliceOnItsWay<kProductRows, kQueryHalves> q_slice;
   SliceOnItsWay<kProductColumns, 1> k_slice;
   const auto load = [&](int32_t channel) {
@@ -55,24 +60,24 @@ __global__ void __launch_bounds__(kProductThreads, 2)
     k_slice.load(k.vectors, pair, first_k, channel);
   };
   load(0);
+  __syncthreads();
   Products products;
   for (int32_t channel = 0; channel < dim; channel += kProductChannels) {
-    __syncthreads();
-    q_slice.store(q_divisors, shared.rows);
-    k_slice.store(k_divisors, shared.columns);
-    __syncthreads();
+    q_slice.store(shared.q_divisors, shared.product.rows);
+    k_slice.store(shared.k_divisors, shared.product.columns);
+    products.start(shared.product);
     if (channel + kProductChannels < dim) load(channel + kProductChannels);
-    products.add_slice(shared);
+    products.finish();
   }
   float* out = scores + (pair * num_q + first_q) * num_k + first_k;
-  products.for_each(shared, [&](int row, int column, float score) {
+  products.for_each(shared.product, [&](int row, int column, float score) {
     if (first_q + row >= num_q || first_k + column >= num_k) return;
-    const bool exists = q_exists[row] && k_exists[column];
+    const bool exists = shared.q_exists[row] && shared.k_exists[column];
     if (exists && score != score) {
       score = 0;
       for (int32_t c = 0; c < dim; ++c) {
-        score = fmaf(channel_of<kQueryHalves>(q.vectors, pair, first_q + row, c, q_divisors[row]),
-                     channel_of<1>(k.vectors, pair, first_k + column, c, k_divisors[column]), score);
+        score = fmaf(channel_of<kQueryHalves>(q.vectors, pair, first_q + row, c, shared.q_divisors[row]),
+                     channel_of<1>(k.vectors, pair, first_k + column, c, shared.k_divisors[column]), score);
       }
     }
     out[int64_t{row} * num_k + column] = exists ? score : 0.0f;
@@ -84,7 +89,9 @@ void launch(const ScoreSide& q, const ScoreSide& k, int32_t num_sequences, int32
             void* stream) {
   const int64_t pairs = int64_t{num_sequences} * num_kv_heads;
   const int64_t ctas = pairs * ceil_div(q.tiles.num_tiles, kProductRows) * ceil_div(k.tiles.num_tiles, kProductColumns);
-  cuda::launch("scores of tiles", scores_kernel<kQueryHalves>, dim3(static_cast<unsigned>(ctas)), kProductThreads, 0,
+  const auto kernel = scores_kernel<kQueryHalves>;
+  cuda::allow_shared_bytes("scores of tiles", kernel, sizeof(ScoreShared));
+  cuda::launch("scores of tiles", kernel, dim3(static_cast<unsigned>(ctas)), kProductThreads, sizeof(ScoreShared),
                stream, q, k, num_kv_heads, scores);
 }
 

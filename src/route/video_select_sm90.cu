@@ -143,20 +143,24 @@ __device__ int32_t list(const Candidates<kBoxes>& candidates, const uint32_t* ke
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const uint32_t before = (1u << lane) - 1;
   int32_t num_listed = 0;
-  for (int32_t first = 0; first < candidates.count(); first += 32) {
-    const int32_t i = first + lane;
-    const uint32_t leading = keys[i] >> threshold.shift;
-    const bool is_equal = leading == threshold.leading;
-    const uint32_t equals = __ballot_sync(kAll, is_equal);
-    const bool takes = leading > threshold.leading || (is_equal && __popc(equals & before) < threshold.num_equal);
-    const uint32_t taken = __ballot_sync(kAll, takes);
-    threshold.num_equal -= __popc(equals);
-    const TileSpan span = takes ? candidates.tiles_of(i) : TileSpan{};
-    const uint32_t doubles = kBoxes ? __ballot_sync(kAll, span.length == 2) : 0;
-    const int32_t slot = num_listed + __popc(taken & before) + __popc(doubles & before);
-    if (takes && slot < capacity) slots[slot] = span.first;
-    if (span.length == 2 && slot + 1 < capacity) slots[slot + 1] = span.first + 1;
-    num_listed += __popc(taken) + __popc(doubles);
+  for (int32_t first = 0; first < candidates.count(); first += kStep) {
+    uint32_t leading[kBatch];
+#pragma unroll
+    for (int j = 0; j < kBatch; ++j) leading[j] = keys[first + 32 * j + lane] >> threshold.shift;
+#pragma unroll
+    for (int j = 0; j < kBatch; ++j) {
+      const bool is_equal = leading[j] == threshold.leading;
+      const uint32_t equals = __ballot_sync(kAll, is_equal);
+      const bool takes = leading[j] > threshold.leading || (is_equal && __popc(equals & before) < threshold.num_equal);
+      const uint32_t taken = __ballot_sync(kAll, takes);
+      threshold.num_equal -= __popc(equals);
+      const TileSpan span = takes ? candidates.tiles_of(first + 32 * j + lane) : TileSpan{};
+      const uint32_t doubles = kBoxes ? __ballot_sync(kAll, span.length == 2) : 0;
+      const int32_t slot = num_listed + __popc(taken & before) + __popc(doubles & before);
+      if (takes && slot < capacity) slots[slot] = span.first;
+      if (span.length == 2 && slot + 1 < capacity) slots[slot + 1] = span.first + 1;
+      num_listed += __popc(taken) + __popc(doubles);
+    }
   }
   return min(num_listed, capacity);
 }
@@ -170,12 +174,12 @@ __global__ void select_kernel(const __grid_constant__ VideoSelectArgs args) {
   const VideoTiles& tiles = args.tiles;
   const int32_t num_q = tiles.q.num_tiles;
   const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
-  const int64_t row = int64_t{blockIdx.x} * (blockDim.x / 32) + warp;
-  const int64_t pair = row / num_q;
-  if (pair >= int64_t{args.num_sequences} * tiles.num_kv_heads) return;
-  const int32_t tile = static_cast<int32_t>(row % num_q);
-  const int32_t sequence = static_cast<int32_t>(pair / tiles.num_kv_heads);
-  const int32_t head = static_cast<int32_t>(pair % tiles.num_kv_heads);
+  const uint32_t row = blockIdx.x * (blockDim.x / 32) + static_cast<uint32_t>(warp);
+  const uint32_t pair = row / static_cast<uint32_t>(num_q);
+  const auto sequence = static_cast<int32_t>(pair / static_cast<uint32_t>(tiles.num_kv_heads));
+  if (sequence >= args.num_sequences) return;
+  const auto tile = static_cast<int32_t>(row % static_cast<uint32_t>(num_q));
+  const auto head = static_cast<int32_t>(pair % static_cast<uint32_t>(tiles.num_kv_heads));
   const int32_t q_order = order_of(tiles.q, head);
   const Candidates<kBoxes> candidates = {tiles, args.boxes, order_of(tiles.kv, head)};
   int32_t* slots = args.kv_tile + sequence * args.sequence_stride + head * args.head_stride + tile * args.row_stride;
@@ -185,7 +189,7 @@ __global__ void select_kernel(const __grid_constant__ VideoSelectArgs args) {
     int32_t* bins = shared + static_cast<int64_t>(warp) * words_of_row(candidates.count());
     uint32_t* keys = reinterpret_cast<uint32_t*>(bins + kBins);
     const int64_t place = static_cast<int64_t>(q_order) * num_q + tile;
-    const Present present = rank(candidates, tiles.own[place], args.scores + row * candidates.count(), keys);
+    const Present present = rank(candidates, tiles.own[place], args.scores + int64_t{row} * candidates.count(), keys);
     int32_t num_beside = kBoxes ? args.boxes.num_routed[place] : args.num_routed;
     if (args.num_kept >= 0) num_beside = max(0, args.num_kept - present.num_forced);
     const int32_t wanted = present.num_forced + min(num_beside, present.num_all - present.num_forced);
