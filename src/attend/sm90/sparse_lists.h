@@ -161,7 +161,7 @@ class SparseWindow {
 // A tile of queries that a warp takes, a read at a time, so that none is waited for.
 class SparseTask {
  public:
-  int32_t tile = 0;             // num_tiles: none left
+  int32_t tile = 0;  // num_tiles: none left
   int32_t order = 0, count = 0;
   int32_t id = 0;  // of the first 32 of the list, one a lane
 
