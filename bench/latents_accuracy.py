@@ -1,0 +1,199 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""How far 8 bits and sparsity take attention over the latents of a real video from float64, on a Hopper GPU.
+
+    python bench/latents_accuracy.py LATENTS OUT.json [--shape FRAMES,CHANNELS,HEIGHT,WIDTH] [--commit ID]
+
+LATENTS is a .npy file of numbers [frames, channels, height, width], or raw int8 of a given shape. Tokens are patches of
+2 x 2, made alike whatever the scale of a file's channels: each channel gets mean 0 and deviation 1 over the whole clip.
+v is these numbers. No model's projections are at hand, so q and k are the same tokens seen by eight heads:
+
+  rotation  x R, a fixed random rotation of each head, so that no head's channels are those of the autoencoder
+  width     channels from that one on are divided by 10, so that a head looks at a part of what a token is
+  RMSNorm   per token and head, without weights, as models such as H3 do it to q and k before they attend
+  gain      a factor of q, as a norm's weights would have: logits are at most gain * sqrt(channels)
+
+A gain of 1/4 gives heads that look far and wide, one of 2 heads that look at little beside themselves. Positions are not
+encoded: tokens are near each other by what they show alone. All calls and float64 get the same bf16 numbers.
+
+Errors are those of rows spread over the clip: rel-L2 and cosine of all of a head's together, means over heads, and the
+worst head. Sparse calls choose by mean_pool in raster order, in boxes of 4x4x4, and in the boxes that layout_search
+gives each head. mass is what their blocks keep of the dense softmax, floor and ceiling what random blocks and the best
+would, means over heads; kept is the share of all blocks.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import subprocess
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tilesieve
+import torch
+
+PATCH = 2
+HEADS = [(width, gain) for width in (128, 16) for gain in (0.25, 0.5, 1.0, 2.0)]
+BUDGETS = (0.05, 0.10, 0.15, 0.20, 0.30)
+NUM_ROWS = 512
+EPSILON = 1e-5  # of the norm
+
+
+@dataclass
+class Case:
+    """q, k and v [tokens, heads, channels] of a clip, and rows of float64 attention over all keys."""
+
+    grid: tuple[int, int, int]
+    q: torch.Tensor
+    k: torch.Tensor
+    v: torch.Tensor
+    rows: torch.Tensor
+    want: torch.Tensor
+
+    @property
+    def segments(self) -> str:
+        return "video:" + "x".join(map(str, self.grid))
+
+    @property
+    def name(self) -> str:
+        return f"{self.q.shape[0]}x{self.q.shape[1]}"
+
+
+def read_latents(path: Path, shape: str | None) -> np.ndarray:
+    """f32 [frames, channels, height, width]."""
+    if path.suffix == ".npy":
+        latents = np.load(path)
+    elif shape is None:
+        raise SystemExit(f"{path}: raw int8 needs --shape FRAMES,CHANNELS,HEIGHT,WIDTH")
+    else:
+        latents = np.fromfile(path, np.int8).reshape([int(size) for size in shape.split(",")])
+    if latents.ndim != 4 or latents.shape[2] % PATCH or latents.shape[3] % PATCH:
+        raise SystemExit(f"{path}: got {latents.shape}, expected (frames, channels, height, width), both even")
+    return latents.astype(np.float32)
+
+
+def tokens_of(latents: np.ndarray, device: str) -> tuple[tuple[int, int, int], torch.Tensor]:
+    """The grid of patches, and f32 [tokens, channels * PATCH * PATCH], each channel with mean 0 and deviation 1."""
+    x = torch.from_numpy(latents).to(device)
+    x = (x - x.mean(dim=(0, 2, 3), keepdim=True)) / x.std(dim=(0, 2, 3), keepdim=True)
+    frames, channels, height, width = x.shape
+    grid = (frames, height // PATCH, width // PATCH)
+    patches = x.reshape(frames, channels, grid[1], PATCH, grid[2], PATCH).permute(0, 2, 4, 1, 3, 5)
+    return grid, patches.reshape(-1, channels * PATCH * PATCH)
+
+
+def make_case(latents: np.ndarray, device: str) -> Case:
+    grid, tokens = tokens_of(latents, device)
+    count, dim = tokens.shape
+    generator = torch.Generator().manual_seed(1)
+    q, k, v = (torch.empty(count, len(HEADS), dim, dtype=torch.bfloat16, device=device) for _ in range(3))
+    for head, (width, gain) in enumerate(HEADS):
+        rotation = torch.linalg.qr(torch.randn(dim, dim, generator=generator)).Q.to(device)
+        seen = tokens @ rotation
+        seen[:, width:] /= 10
+        normed = seen / (seen.square().mean(dim=1, keepdim=True) + EPSILON).sqrt()
+        q[:, head], k[:, head], v[:, head] = gain * normed, normed, tokens
+    rows = torch.linspace(0, count - 1, NUM_ROWS, device=device).long()
+    return Case(grid, q, k, v, rows, dense_rows(q, k, v, rows))
+
+
+def dense_rows(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    """f64 [rows, heads, channels]."""
+    heads = []
+    for head in range(q.shape[1]):
+        logits = q[rows, head].double() @ k[:, head].double().T * q.shape[2] ** -0.5
+        heads.append(torch.softmax(logits, dim=1) @ v[:, head].double())
+    return torch.stack(heads, dim=1)
+
+
+def errors_of(case: Case, o: torch.Tensor) -> dict[str, float]:
+    got, want = (x.transpose(0, 1).flatten(1) for x in (o[case.rows].double(), case.want))
+    rel_l2 = (got - want).norm(dim=1) / want.norm(dim=1)
+    cosine = torch.nn.functional.cosine_similarity(got, want, dim=1)
+    return {"rel_l2": rel_l2.mean().item(), "worst": rel_l2.max().item(), "cosine": cosine.mean().item(),
+            "worst_cosine": cosine.min().item()}
+
+
+def sdpa(case: Case) -> torch.Tensor:
+    q, k, v = (x.transpose(0, 1)[None] for x in (case.q, case.k, case.v))
+    return torch.nn.functional.scaled_dot_product_attention(q, k, v)[0].transpose(0, 1)
+
+
+def dense_calls(case: Case) -> dict[str, Callable[[], Any]]:
+    def video(arithmetic: Any) -> Callable[[], Any]:
+        return lambda: tilesieve.video_attention(case.q, case.k, case.v, segments=case.segments, budget=1,
+                                                 arithmetic=arithmetic)
+
+    def sage(rounding: Any) -> Callable[[], Any]:
+        return lambda: tilesieve.sage_attention(case.q, case.k, case.v, rounding=rounding)
+
+    return {"torch-bf16": lambda: sdpa(case), "sage-exact": sage("exact"), "sage-relaxed": sage("relaxed"),
+            "video-int8": video("int8"), "video-bf16": video("storage")}
+
+
+def dense_rows_of(case: Case) -> list[dict[str, Any]]:
+    return [{"case": f"latents/dense/{name}/{case.name}", "call": name, "layout": "-", "budget": 1.0, "metric": "rel-l2",
+             **errors_of(case, call())} for name, call in dense_calls(case).items()]
+
+
+def sparse_rows_of(case: Case) -> list[dict[str, Any]]:
+    table, _ = tilesieve.layout_search([(0, case.q, case.k)], segments=case.segments)
+    print("boxes found for the heads: " + ", ".join(table.boxes(0)))
+    rows = []
+    for name, layout in (("raster", "raster"), ("4x4x4", "4x4x4"), ("found", list(table.boxes(0)))):
+        masses = tilesieve.video_mass(case.q, case.k, segments=case.segments, layouts=[layout], budgets=BUDGETS)
+        for budget, mass in zip(BUDGETS, masses, strict=True):
+            kept = {field: float(getattr(mass, field).mean()) for field in ("mass", "floor", "ceiling", "recall")}
+            kept["kept"] = mass.kept_share
+            for call, arithmetic in (("video-int8", "int8"), ("video-bf16", "storage")):
+                o = tilesieve.video_attention(case.q, case.k, case.v, segments=case.segments, layout=layout,
+                                              budget=budget, arithmetic=arithmetic)
+                rows.append({"case": f"latents/sparse/{call}/{case.name}/{name}/{budget:.2f}", "call": call,
+                             "layout": name, "budget": budget, "metric": "rel-l2", **errors_of(case, o), **kept})
+    return rows
+
+
+COLUMNS = {"rel_l2": "rel-L2", "worst": "worst head", "cosine": "cosine", "worst_cosine": "worst head", "mass": "mass",
+           "floor": "floor", "ceiling": "ceiling", "recall": "recall", "kept": "kept"}
+
+
+def print_table(rows: list[dict[str, Any]]) -> None:
+    print("| call | layout | budget | " + " | ".join(COLUMNS.values()) + " |")
+    print("|---|---|" + "---:|" * (len(COLUMNS) + 1))
+    for row in rows:
+        numbers = [f"{row[key]:.4f}" if key in row else "-" for key in COLUMNS]
+        print(f"| {row['call']} | {row['layout']} | {row['budget']:.2f} | " + " | ".join(numbers) + " |")
+
+
+def facts_of_run(commit: str) -> dict[str, Any]:
+    driver = subprocess.run(["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader", "--id=0"],
+                            capture_output=True, text=True, check=True).stdout.strip()
+    return {"device": torch.cuda.get_device_name(), "date": datetime.date.today().isoformat(), "driver": driver,
+            "commit": commit, "versions": {"torch": torch.__version__}}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("latents", type=Path)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--shape", help="of raw int8: FRAMES,CHANNELS,HEIGHT,WIDTH")
+    parser.add_argument("--commit", default="unknown")
+    options = parser.parse_args()
+    case = make_case(read_latents(options.latents, options.shape), "cuda")
+    results = facts_of_run(options.commit)
+    print(f"{results['device']}, {results['date']}: {case.segments}, {case.q.shape[0]} tokens of {case.q.shape[2]} "
+          f"channels, {len(HEADS)} heads of (width, gain) {HEADS}")
+    results["rows"] = dense_rows_of(case) + sparse_rows_of(case)
+    for row in results["rows"]:
+        row["value"] = row["rel_l2"]
+    options.out.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+    print_table(results["rows"])
+
+
+if __name__ == "__main__":
+    main()
