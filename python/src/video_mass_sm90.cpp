@@ -96,8 +96,8 @@ void bind_video_mass_sm90(nb::module_& module) {
       .def(nb::init<nb::handle, nb::handle, nb::handle, const std::string&, nb::handle, nb::handle, nb::handle,
                     nb::handle, nb::handle, nb::handle, nb::handle, nb::handle, nb::handle, nb::handle, nb::handle>(),
            "q"_any, "k"_any, "segments"_any, nb::arg("layout_argument"), "layout"_any, "layer"_any, "head_begin"_any,
-           "routers"_any, "budgets"_any, "forced_inside_budget"_any, "seed"_any, "num_sampled"_any,
-           "softmax_scale"_any, "q_block_size"_any, "kv_block_size"_any)
+           "routers"_any, "budgets"_any, "forced_inside_budget"_any, "seed"_any, "num_sampled"_any, "softmax_scale"_any,
+           "q_block_size"_any, "kv_block_size"_any)
       .def_prop_ro("shape_of_masses", &VideoMassCall::shape_of_masses)
       .def_prop_ro("shapes_of_ids", &VideoMassCall::shapes_of_ids)
       .def_prop_ro("workspace_bytes", &VideoMassCall::workspace_bytes)

@@ -138,11 +138,10 @@ def measure_video_on_cuda(
     has_table = any(hasattr(layout, "box_of_head") for layout in layouts)
     calls = []
     for place, layout in enumerate(layouts):
-        # A box beside a LayoutTable has no place in the model.
-        of_layer = (None, 0) if has_table and not hasattr(layout, "box_of_head") else (layer, head_begin)
-        calls.append(_core.VideoMassCall(q, k, segments, f"layouts[{place}]", layout, *of_layer, routers, budgets,
-                                         forced_inside_budget, seed, num_sampled, softmax_scale, q_block_size,
-                                         kv_block_size))
+        is_beside = has_table and not hasattr(layout, "box_of_head")  # a LayoutTable, whose place in the model it is
+        calls.append(_core.VideoMassCall(q, k, segments, f"layouts[{place}]", layout, None if is_beside else layer,
+                                         0 if is_beside else head_begin, routers, budgets, forced_inside_budget, seed,
+                                         num_sampled, softmax_scale, q_block_size, kv_block_size))
     refuse_other_libraries("q", q)
     rows: list[dict[str, Any]] = []
     for call in calls:
