@@ -13,13 +13,14 @@ v is these numbers. No model's projections are at hand, so q and k are the same 
   RMSNorm   per token and head, without weights, as models such as H3 do it to q and k before they attend
   gain      a factor of q, as a norm's weights would have: logits are at most gain * sqrt(channels)
 
-A gain of 1/4 gives heads that look far and wide, one of 2 heads that look at little beside themselves. Positions are not
-encoded: tokens are near each other by what they show alone. All calls and float64 get the same bf16 numbers.
+A gain of 1/4 gives heads that look far and wide, one of 2 heads that look at little beside themselves. Positions are
+not encoded: tokens are near each other by what they show alone. All calls and float64 get the same bf16 numbers.
 
-Errors are those of rows spread over the clip: rel-L2 and cosine of all of a head's together. v has mean 0, so the far and
-wide heads have small outputs, and of those the same absolute error is a larger share. Sparse calls choose by mean_pool in raster order, in boxes of 4x4x4, and in the boxes that layout_search
-gives each head. mass is what their blocks keep of the dense softmax, floor and ceiling what random blocks and the best
-would; kept is the share of all blocks that is attended to. OUT.json has the figures of each head.
+Errors are those of rows spread over the clip: rel-L2 and cosine of all of a head's together. v has mean 0, so the far
+and wide heads have small outputs, and of those the same absolute error is a larger share. Sparse calls choose by
+mean_pool in raster order, in boxes of 4x4x4, and in the boxes that layout_search gives each head. mass is what their
+blocks keep of the dense softmax, floor and ceiling what random blocks and the best would; kept is the share of all
+blocks that is attended to. OUT.json has the figures of each head.
 """
 
 from __future__ import annotations
@@ -100,10 +101,10 @@ def make_case(latents: np.ndarray, device: str) -> Case:
         normed = seen / (seen.square().mean(dim=1, keepdim=True) + EPSILON).sqrt()
         q[:, head], k[:, head], v[:, head] = gain * normed, normed, tokens
     rows = torch.linspace(0, count - 1, NUM_ROWS, device=device).long()
-    return Case(grid, q, k, v, rows, dense_rows(q, k, v, rows))
+    return Case(grid, q, k, v, rows, float64_rows(q, k, v, rows))
 
 
-def dense_rows(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+def float64_rows(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
     """f64 [rows, heads, channels]."""
     heads = []
     for head in range(q.shape[1]):
@@ -125,37 +126,36 @@ def sdpa(case: Case) -> torch.Tensor:
     return torch.nn.functional.scaled_dot_product_attention(q, k, v)[0].transpose(0, 1)
 
 
-def dense_calls(case: Case) -> dict[str, Callable[[], Any]]:
-    def video(arithmetic: Any) -> Callable[[], Any]:
-        return lambda: tilesieve.video_attention(case.q, case.k, case.v, segments=case.segments, budget=1,
-                                                 arithmetic=arithmetic)
+def video_calls(case: Case, **options: Any) -> dict[str, Callable[[], Any]]:
+    def call(arithmetic: Any) -> Callable[[], Any]:
+        return lambda: tilesieve.video_attention(case.q, case.k, case.v, segments=case.segments, arithmetic=arithmetic,
+                                                 **options)
 
-    def sage(rounding: Any) -> Callable[[], Any]:
-        return lambda: tilesieve.sage_attention(case.q, case.k, case.v, rounding=rounding)
-
-    return {"torch-bf16": lambda: sdpa(case), "sage-exact": sage("exact"), "sage-relaxed": sage("relaxed"),
-            "video-int8": video("int8"), "video-bf16": video("storage")}
+    return {"video-int8": call("int8"), "video-bf16": call("storage")}
 
 
-def dense_rows_of(case: Case) -> list[dict[str, Any]]:
+def dense_rows(case: Case) -> list[dict[str, Any]]:
+    calls: dict[str, Callable[[], Any]] = {
+        "torch-bf16": lambda: sdpa(case),
+        "sage-exact": lambda: tilesieve.sage_attention(case.q, case.k, case.v, rounding="exact"),
+        "sage-relaxed": lambda: tilesieve.sage_attention(case.q, case.k, case.v, rounding="relaxed"),
+        **video_calls(case, budget=1)}
     return [{"case": f"latents/dense/{name}/{case.name}", "call": name, "layout": "-", "budget": 1.0,
-             **errors_of(case, call())} for name, call in dense_calls(case).items()]
+             **errors_of(case, call())} for name, call in calls.items()]
 
 
-def sparse_rows_of(case: Case) -> list[dict[str, Any]]:
+def sparse_rows(case: Case) -> list[dict[str, Any]]:
     table, _ = tilesieve.layout_search([(0, case.q, case.k)], segments=case.segments)
     print("boxes found for the heads: " + ", ".join(table.boxes(0)))
     rows = []
-    for name, layout in (("raster", "raster"), ("4x4x4", "4x4x4"), ("found", list(table.boxes(0)))):
+    for layout_name, layout in (("raster", "raster"), ("4x4x4", "4x4x4"), ("found", list(table.boxes(0)))):
         masses = tilesieve.video_mass(case.q, case.k, segments=case.segments, layouts=[layout], budgets=BUDGETS)
         for budget, mass in zip(BUDGETS, masses, strict=True):
             kept: dict[str, Any] = {field: getattr(mass, field).tolist() for field in SHARES}
             kept["kept_share"] = mass.kept_share
-            for call, arithmetic in (("video-int8", "int8"), ("video-bf16", "storage")):
-                o = tilesieve.video_attention(case.q, case.k, case.v, segments=case.segments, layout=layout,
-                                              budget=budget, arithmetic=arithmetic)
-                rows.append({"case": f"latents/sparse/{call}/{case.name}/{name}/{budget:.2f}", "call": call,
-                             "layout": name, "budget": budget, **errors_of(case, o), **kept})
+            for name, call in video_calls(case, layout=layout, budget=budget).items():
+                rows.append({"case": f"latents/sparse/{name}/{case.name}/{layout_name}/{budget:.2f}", "call": name,
+                             "layout": layout_name, "budget": budget, **errors_of(case, call()), **kept})
     return rows
 
 
@@ -191,7 +191,7 @@ def main() -> None:
     results = facts_of_run(options.commit)
     print(f"{results['device']}, {results['date']}: {case.segments}, {case.q.shape[0]} tokens of {case.q.shape[2]} "
           f"channels, {len(HEADS)} heads of (width, gain) {HEADS}")
-    results["rows"] = dense_rows_of(case) + sparse_rows_of(case)
+    results["rows"] = dense_rows(case) + sparse_rows(case)
     options.out.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
     print_table(results["rows"])
 
