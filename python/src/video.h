@@ -23,7 +23,7 @@ VideoRouteOptions video_route_options(nanobind::handle router, nanobind::handle 
 std::vector<VideoRouteOptions> video_routes_from(nanobind::handle routers, nanobind::handle budgets,
                                                  nanobind::handle forced_inside_budget, nanobind::handle seed);
 
-// The fields of a VideoMass in Python that the library fills.
+// Dicts of the fields of Python's VideoMass that the library fills.
 nanobind::list list_of(const std::vector<VideoMass>& masses);
 
 }  // namespace tilesieve::python

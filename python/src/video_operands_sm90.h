@@ -44,8 +44,7 @@ class VideoOperands {
   // Of one list for each KV head, with sequences in front where q has a dimension of them.
   std::vector<int64_t> shape_of_rows(int64_t num_rows, int64_t num_columns) const;
 
-  // route_video(): the shape of its ids, the bytes of its workspace, and the call. Both are memory that nobody else
-  // has.
+  // Of route_video(): ids and workspace are memory that nobody else has.
   std::vector<int64_t> shape_of_ids(const sm90::VideoRouting& routing) const;
   int64_t route_workspace() const;
   void route(const sm90::VideoRouting& routing, nb::handle ids, nb::handle workspace) const;
