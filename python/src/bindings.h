@@ -23,10 +23,11 @@ void bind_route(nb::module_& module);      // RouteCall: routing on Hopper
 void bind_sage(nb::module_& module);       // SageCall: Sage attention on Hopper
 void bind_files(nb::module_& module);      // safetensors and .npy
 void bind_roofline(nb::module_& module);
-void bind_layout(nb::module_& module);        // boxes, orders and tables of a video model's tokens
-void bind_video(nb::module_& module);         // VideoCall: video models on the CPU
-void bind_video_tables(nb::module_& module);  // VideoTables: of video models on Hopper
-void bind_video_sm90(nb::module_& module);    // VideoRouteCall, VideoAttendCall: video models on Hopper
+void bind_layout(nb::module_& module);           // boxes, orders and tables of a video model's tokens
+void bind_video(nb::module_& module);            // VideoCall: video models on the CPU
+void bind_video_tables(nb::module_& module);     // VideoTables: of video models on Hopper
+void bind_video_sm90(nb::module_& module);       // VideoRouteCall, VideoAttendCall: video models on Hopper
+void bind_video_mass_sm90(nb::module_& module);  // VideoMassCall: what their routes would keep
 
 // A NumPy array over the tensor's own memory. f32 and whole numbers, as the library returns them.
 nb::object numpy_of(const Tensor& tensor);

@@ -21,4 +21,5 @@ NB_MODULE(_core, module) {
   tilesieve::python::bind_video(module);
   tilesieve::python::bind_video_tables(module);  // before the calls that take them
   tilesieve::python::bind_video_sm90(module);
+  tilesieve::python::bind_video_mass_sm90(module);
 }

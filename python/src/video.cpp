@@ -110,15 +110,7 @@ class VideoCall {
   nb::list mass(nb::handle layouts, nb::handle layer, nb::handle head_begin, nb::handle routers, nb::handle budgets,
                 nb::handle forced_inside_budget, nb::handle seed, nb::handle num_sampled, nb::handle num_threads,
                 nb::handle isa, Progress* progress) const {
-    std::vector<VideoRouteOptions> routes;
-    for (const nb::object& router : items_of("routers", routers)) {
-      for (const nb::object& budget : items_of("budgets", budgets)) {
-        VideoRouteOptions& route = routes.emplace_back(
-            video_route_options(nb::str("mean_pool"), nb::float_(0.0), nb::none(), forced_inside_budget, seed));
-        route.router = video_router_from("routers", router);
-        route.budget = real_number("budgets", budget);
-      }
-    }
+    const std::vector<VideoRouteOptions> routes = video_routes_from(routers, budgets, forced_inside_budget, seed);
     const std::vector<nb::object> given = items_of("layouts", layouts);
     const TablePlace place = place_from(
         std::any_of(given.begin(), given.end(), [](nb::handle one) { return is_table(one); }), layer, head_begin);
@@ -138,9 +130,7 @@ class VideoCall {
       });
     }
     nb::list result;
-    for (const std::vector<VideoMass>& of_layout : masses) {
-      for (const VideoMass& one : of_layout) result.append(dict_of(one));
-    }
+    for (const std::vector<VideoMass>& of_layout : masses) result.extend(list_of(of_layout));
     return result;
   }
 
@@ -149,17 +139,6 @@ class VideoCall {
     if (array.view().num_dims == 3) return;
     throw Error(std::string(argument) + ": got " + (array.is_absent() ? "None" : array.view().describe()) +
                 ", expected " + expected);
-  }
-
-  static nb::dict dict_of(const VideoMass& mass) {
-    nb::dict fields;
-    fields["mass"] = mass.mass;
-    fields["floor"] = mass.floor;
-    fields["ceiling"] = mass.ceiling;
-    fields["recall"] = mass.recall;
-    fields["kept_share"] = mass.kept_share;
-    fields["num_measured"] = mass.num_measured;
-    return fields;
   }
 
   BorrowedArray q_, k_, v_;
@@ -196,6 +175,35 @@ VideoRouteOptions video_route_options(nb::handle router, nb::handle budget, nb::
     throw Error("num_routed: got " + std::to_string(options.num_routed) + ", expected 0 or more, or None for a budget");
   }
   return options;
+}
+
+std::vector<VideoRouteOptions> video_routes_from(nb::handle routers, nb::handle budgets,
+                                                 nb::handle forced_inside_budget, nb::handle seed) {
+  std::vector<VideoRouteOptions> routes;
+  for (const nb::object& router : items_of("routers", routers)) {
+    for (const nb::object& budget : items_of("budgets", budgets)) {
+      VideoRouteOptions& route = routes.emplace_back(
+          video_route_options(nb::str("mean_pool"), nb::float_(0.0), nb::none(), forced_inside_budget, seed));
+      route.router = video_router_from("routers", router);
+      route.budget = real_number("budgets", budget);
+    }
+  }
+  return routes;
+}
+
+nb::list list_of(const std::vector<VideoMass>& masses) {
+  nb::list rows;
+  for (const VideoMass& mass : masses) {
+    nb::dict fields;
+    fields["mass"] = mass.mass;
+    fields["floor"] = mass.floor;
+    fields["ceiling"] = mass.ceiling;
+    fields["recall"] = mass.recall;
+    fields["kept_share"] = mass.kept_share;
+    fields["num_measured"] = mass.num_measured;
+    rows.append(fields);
+  }
+  return rows;
 }
 
 void bind_video(nb::module_& module) {

@@ -7,134 +7,45 @@
 
 #include <array>
 #include <cstdint>
-#include <optional>
-#include <string>
 #include <vector>
 
-#include "arrays.h"
 #include "bindings.h"
-#include "cuda_call.h"
 #include "errors.h"
 #include "values.h"
 #include "video.h"
-#include "video_tables.h"
+#include "video_operands_sm90.h"
 
 namespace tilesieve::python {
 
 namespace {
 
-constexpr int64_t kQBlockSize = 128, kKvBlockSize = 64;
-
-void check_block_size(const char* argument, nb::handle got, int64_t expected) {
-  const int64_t size = whole_number(argument, got);
-  if (size == expected) return;
-  throw Error(std::string(argument) + ": got " + std::to_string(size) + ", expected " + std::to_string(expected) +
-              ", the size of CUDA devices");
-}
-
-// How tiles are chosen; block sizes, of which there is one each, are checked.
+// How tiles are chosen; block sizes are checked.
 sm90::VideoRouting routing_from(nb::handle router, nb::handle budget, nb::handle num_routed,
                                 nb::handle forced_inside_budget, nb::handle seed, nb::handle q_block_size,
                                 nb::handle kv_block_size) {
   const VideoRouteOptions options = video_route_options(router, budget, num_routed, forced_inside_budget, seed);
-  if (options.router != Router::mean_pool) {
-    throw Error("router: got '" + std::string(name_of(options.router)) +
-                "', expected mean_pool, the router of CUDA devices");
-  }
-  check_block_size("q_block_size", q_block_size, kQBlockSize);
-  check_block_size("kv_block_size", kv_block_size, kKvBlockSize);
-  return {options.budget, options.forced_inside_budget, options.num_routed};
+  const sm90::VideoRouting routing = video_routing_from("router", options);
+  check_video_block_sizes(q_block_size, kv_block_size);
+  return routing;
 }
-
-// What both calls have: queries and keys, and tables that were given or are made here.
-class VideoOperands {
- public:
-  VideoOperands(Stream stream, nb::handle q, nb::handle k, nb::handle tensor_layout, const VideoTables* tables,
-                nb::handle segments, nb::handle layout, nb::handle layer, nb::handle head_begin)
-      : stream_(stream), q_("q", q, Access::read, stream_), k_("k", k, Access::read, stream_) {
-    layout_ = renamed("layout", "tensor_layout",
-                      [&] { return sm90::parse_dense_layout(text("tensor_layout", tensor_layout)); });
-    check_dims("q", q_);
-    check_dims("k", k_);
-    check_device({"k", k_.view()}, named_q());
-    tables_ = tables;
-    if (tables_ == nullptr) {
-      const TensorView& keys = k_.view();
-      const int heads = keys.num_dims - (layout_ == sm90::DenseLayout::nhd ? 2 : 3);
-      tables_ = &own_tables_.emplace(segments, layout, layer, head_begin, nb::int_(keys.sizes[heads]));
-    } else {
-      check_device(tables_->memory(), named_q());
-    }
-  }
-
-  // Bytes of memory to be given to upload_tables() before the call runs; 0 = the tables lie there.
-  int64_t tables_bytes() const { return own_tables_ ? own_tables_->bytes() : 0; }
-  void upload_tables(nb::handle memory) { own_tables_->upload(memory); }
-
-  Stream stream() const { return stream_; }
-  const TensorView& q() const { return q_.view(); }
-  const TensorView& k() const { return k_.view(); }
-  NamedView named_q() const { return {"q", q_.view()}; }
-  sm90::DenseLayout layout() const { return layout_; }
-  const sm90::VideoTables& tables() const { return tables_->tables(); }
-
- private:
-  void check_dims(const char* argument, const BorrowedArray& array) const {
-    if (array.view().num_dims == 3 || array.view().num_dims == 4) return;
-    throw Error(std::string(argument) + ": got " + (array.is_absent() ? "None" : array.view().describe()) +
-                ", expected " +
-                (layout_ == sm90::DenseLayout::nhd ? "[tokens, heads, head_dim]" : "[heads, tokens, head_dim]") +
-                ", with a dimension of sequences in front or without");
-  }
-
-  Stream stream_;
-  BorrowedArray q_, k_;
-  sm90::DenseLayout layout_;
-  std::optional<VideoTables> own_tables_;
-  const VideoTables* tables_ = nullptr;
-};
 
 class VideoRouteCall {
  public:
   VideoRouteCall(nb::handle q, nb::handle k, nb::handle tensor_layout, const VideoTables* tables, nb::handle segments,
                  nb::handle router, nb::handle budget, nb::handle num_routed, nb::handle forced_inside_budget,
                  nb::handle seed, nb::handle softmax_scale, nb::handle q_block_size, nb::handle kv_block_size)
-      : operands_(stream_of(q), q, k, tensor_layout, tables, segments, nb::str("raster"), nb::none(), nb::int_(0)),
+      : operands_(stream_of(q), q, k, tensor_layout, tables, segments, "layout", nb::str("raster"), nb::none(),
+                  nb::int_(0)),
         routing_(routing_from(router, budget, num_routed, forced_inside_budget, seed, q_block_size, kv_block_size)) {
     static_cast<void>(softmax_scale_of(softmax_scale));  // of other routers
   }
 
   // Of the ids.
-  std::vector<int64_t> shape() const {
-    const sm90::VideoTables& tables = operands_.tables();
-    std::vector<int64_t> sizes;
-    if (operands_.q().num_dims == 4) sizes.push_back(operands_.q().sizes[0]);
-    const int64_t capacity = call_by_argument([&] { return sm90::video_list_capacity(tables, routing_); });
-    sizes.insert(sizes.end(), {tables.num_kv_heads(), tables.num_q_tiles(), capacity});
-    return sizes;
-  }
-
-  int64_t workspace_bytes() const {
-    return call_by_argument([&] {
-      return sm90::route_video_workspace(operands_.q(), operands_.k(), operands_.layout(), operands_.tables());
-    });
-  }
-
+  std::vector<int64_t> shape() const { return operands_.shape_of_ids(routing_); }
+  int64_t workspace_bytes() const { return operands_.route_workspace(); }
   int64_t tables_bytes() const { return operands_.tables_bytes(); }
   void upload_tables(nb::handle memory) { operands_.upload_tables(memory); }
-
-  // Both are memory that nobody else has.
-  void run(nb::handle ids, nb::handle workspace) const {
-    const BorrowedArray written("ids", ids, Access::write, operands_.stream());
-    const BorrowedArray memory("workspace", workspace, Access::write, operands_.stream());
-    const int64_t bytes = bytes_of_workspace(memory.view());
-    const nb::gil_scoped_release release;
-    const CurrentDevice device(operands_.q().device.index);
-    call_by_argument([&] {
-      sm90::route_video(operands_.q(), operands_.k(), operands_.layout(), operands_.tables(), routing_, written.view(),
-                        memory.view().data, bytes, *operands_.stream());
-    });
-  }
+  void run(nb::handle ids, nb::handle workspace) const { operands_.route(routing_, ids, workspace); }
 
  private:
   VideoOperands operands_;
@@ -151,7 +62,7 @@ class VideoAttendCall {
                   nb::handle kv_block_size, nb::handle arithmetic, nb::handle groups, nb::handle smooth_k,
                   nb::handle stream)
       : operands_(stream.is_none() ? stream_of(q) : Stream(reinterpret_cast<void*>(nb::cast<intptr_t>(stream))), q, k,
-                  tensor_layout, tables, segments, layout, layer, head_begin),
+                  tensor_layout, tables, segments, "layout", layout, layer, head_begin),
         v_("v", v, Access::read, operands_.stream()),
         block_index_("block_index", block_index, Access::read, operands_.stream()),
         out_("out", out, Access::write, operands_.stream()),

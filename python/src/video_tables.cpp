@@ -25,21 +25,21 @@ int64_t heads_of(nb::handle layout, const TablePlace& place) {
   return static_cast<int64_t>(items_of("layout", layout).size());
 }
 
-sm90::VideoTables tables_from(nb::handle segments, nb::handle layout, nb::handle layer, nb::handle head_begin,
-                              nb::handle num_kv_heads) {
+sm90::VideoTables tables_from(nb::handle segments, const std::string& layout_argument, nb::handle layout,
+                              nb::handle layer, nb::handle head_begin, nb::handle num_kv_heads) {
   const TokenSequence sequence = video_segments_from(segments);
   const TablePlace place = place_from(is_table(layout), layer, head_begin);
   const int64_t heads = num_kv_heads.is_none() ? heads_of(layout, place) : count_or("num_kv_heads", num_kv_heads, 0);
-  const TokenLayout order = layout_from("layout", layout, place, sequence, heads);
+  const TokenLayout order = layout_from(layout_argument, layout, place, sequence, heads);
   const nb::gil_scoped_release release;
   return call_by_argument([&] { return sm90::VideoTables(sequence, order); });
 }
 
 }  // namespace
 
-VideoTables::VideoTables(nb::handle segments, nb::handle layout, nb::handle layer, nb::handle head_begin,
-                         nb::handle num_kv_heads)
-    : tables_(tables_from(segments, layout, layer, head_begin, num_kv_heads)) {}
+VideoTables::VideoTables(nb::handle segments, const std::string& layout_argument, nb::handle layout, nb::handle layer,
+                         nb::handle head_begin, nb::handle num_kv_heads)
+    : tables_(tables_from(segments, layout_argument, layout, layer, head_begin, num_kv_heads)) {}
 
 void VideoTables::upload(nb::handle memory) {
   const Stream stream = stream_of(memory);
@@ -57,8 +57,13 @@ void VideoTables::upload(nb::handle memory) {
 
 void bind_video_tables(nb::module_& module) {
   nb::class_<VideoTables>(module, "VideoTables")
-      .def(nb::init<nb::handle, nb::handle, nb::handle, nb::handle, nb::handle>(), "segments"_any, "layout"_any,
-           "layer"_any, "head_begin"_any, "num_kv_heads"_any)
+      .def(
+          "__init__",
+          [](VideoTables* self, nb::handle segments, nb::handle layout, nb::handle layer, nb::handle head_begin,
+             nb::handle num_kv_heads) {
+            new (self) VideoTables(segments, "layout", layout, layer, head_begin, num_kv_heads);
+          },
+          "segments"_any, "layout"_any, "layer"_any, "head_begin"_any, "num_kv_heads"_any)
       .def_prop_ro("bytes", &VideoTables::bytes)
       .def("upload", &VideoTables::upload, "memory"_any)
       .def_prop_ro("num_tokens", [](const VideoTables& self) { return self.tables().num_tokens(); })

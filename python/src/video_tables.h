@@ -5,6 +5,7 @@
 #include <nanobind/nanobind.h>
 
 #include <cstdint>
+#include <string>
 
 #include "cuda_call.h"
 #include "tilesieve/video_tables_sm90.h"
@@ -13,9 +14,9 @@ namespace tilesieve::python {
 
 class VideoTables {
  public:
-  // `num_kv_heads` None = as many as the layout has boxes for, from head_begin.
-  VideoTables(nanobind::handle segments, nanobind::handle layout, nanobind::handle layer, nanobind::handle head_begin,
-              nanobind::handle num_kv_heads);
+  // `num_kv_heads` None = as many as the layout, whose argument is named, has boxes for, from head_begin.
+  VideoTables(nanobind::handle segments, const std::string& layout_argument, nanobind::handle layout,
+              nanobind::handle layer, nanobind::handle head_begin, nanobind::handle num_kv_heads);
 
   int64_t bytes() const { return tables_.bytes(); }
   // Copies them to memory of bytes() bytes, which is kept, and waits: for the current stream of its library too, on

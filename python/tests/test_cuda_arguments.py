@@ -355,6 +355,53 @@ def test_video_attention_refuses_by_name(change: dict[str, Any], exception: type
         tilesieve.video_attention(**(VIDEO | VIDEO_ONLY_FAULT | change))
 
 
+CUDA_TABLE = tilesieve.LayoutTable(grid=(4, 5, 10), menu=["raster", "4x4x4"], box_of_head=[[0, 1], [1, 0]])
+
+
+@pytest.mark.parametrize(("change", "exception", "words"), [
+    ({}, ValueError, "q: got a CUDA array of test_cuda_arguments, whose arrays cannot be written to"),
+    *((change, exception, words) for change, exception, words in VIDEO_CHOOSING
+      if set(change) <= {"q", "k", "forced_inside_budget", "seed", "softmax_scale", "q_block_size", "kv_block_size",
+                         "num_threads", "isa", "progress"}),
+    ({"segments": None}, TypeError, "segments: got None, expected str"),
+    ({"segments": "video:4x5x10"}, ValueError, "q: got 206 tokens"),
+    ({"layouts": "raster"}, TypeError, "layouts: got str, expected a list or a tuple"),
+    ({"layouts": ["raster", "4x4"]}, ValueError, r"layouts\[1\]: got '4x4'"),
+    ({"layouts": ["raster", 3]}, TypeError, r"layouts\[1\]: got int"),
+    ({"layouts": [["raster"]]}, ValueError, r"layouts\[0\]: got 1 boxes, expected 2"),
+    ({"layer": 3}, ValueError, "layer: got one without a LayoutTable"),
+    ({"head_begin": 1}, ValueError, "head_begin: got one without a LayoutTable"),
+    ({"layouts": ["raster", CUDA_TABLE]}, ValueError, "layer: got None, needed with a LayoutTable"),
+    ({"layouts": [CUDA_TABLE, "raster"], "layer": 1}, ValueError, "q: got a CUDA array"),
+    ({"layouts": [CUDA_TABLE, "raster"], "layer": 1, "head_begin": 1}, ValueError, "head_begin: got 1, with the 2 heads"),
+    ({"routers": "mean_pool"}, TypeError, "routers: got str"),
+    ({"routers": ["index"]}, ValueError, "routers: got 'index', expected mean_pool, oracle or random"),
+    *(({"routers": ["mean_pool", router]}, ValueError, f"routers: got '{router}', expected mean_pool, the router of CUDA")
+      for router in ("oracle", "random")),
+    ({"budgets": 0.15}, TypeError, "budgets: got float"),
+    ({"budgets": [0.15, -1]}, ValueError, "budgets: got -1, expected 0 to 1"),
+    ({"budgets": ["15%"]}, TypeError, "budgets: got str"),
+    ({"num_sampled": 0}, ValueError, "num_sampled: got 0, expected 1 or more, or None"),
+])
+def test_video_mass_refuses_by_name(change: dict[str, Any], exception: type[Exception], words: str) -> None:
+    given = {name: VIDEO[name] for name in ("q", "k", "segments")}
+    with pytest.raises(exception, match="^" + words):
+        tilesieve.video_mass(**(given | change))
+
+
+def test_layout_search_refuses_by_name() -> None:
+    call = (0, VIDEO["q"], VIDEO["k"])
+    refused: list[tuple[Any, dict[str, Any], str]] = [
+        ([call], {}, r"calls\[0\]: q: got a CUDA array of test_cuda_arguments"),
+        ([call], {"kv_block_size": 128}, r"calls\[0\]: kv_block_size: got 128, expected 64, the size of CUDA devices"),
+        ([(0, VIDEO["q"], VIDEO["k"].array)], {}, r"calls\[0\]: k: lies on the CPU, expected cuda:0 as q"),
+        ([call], {"num_threads": 2}, r"calls\[0\]: num_threads: is for calls on the CPU"),
+    ]
+    for calls, change, words in refused:
+        with pytest.raises(ValueError, match="^" + words):
+            tilesieve.layout_search(calls, **({"segments": VIDEO["segments"]} | change))
+
+
 @pytest.mark.parametrize(("change", "words"), [
     ({}, "like: got a CUDA array of test_cuda_arguments, whose arrays cannot be written to"),
     ({"like": np.zeros(3)}, "like: lies on the CPU, expected an array on a CUDA device"),

@@ -379,7 +379,8 @@ def test_attention_refuses_by_name(change: dict[str, Any], exception: type[Excep
     ({"routers": ["index"]}, ValueError, "routers: got 'index', expected mean_pool, oracle or random"),
     ({"budgets": 0.15}, TypeError, "budgets: got float"),
     ({"budgets": [0.15, -1]}, ValueError, "budgets: got -1"),
-    ({"q": OnCuda(np.zeros((206, 4, 16), np.float32))}, ValueError, "q: lies on a CUDA device, expected the CPU"),
+    ({"q": OnCuda(np.zeros((206, 4, 16), np.float32))}, ValueError, "k: lies on the CPU, expected cuda:0 as q"),
+    ({"k": OnCuda(np.zeros((206, 2, 16), np.float32))}, ValueError, "k: lies on a CUDA device, expected the CPU"),
     ({"num_sampled": 0}, ValueError, "num_sampled: got 0, expected 1 or more, or None"),
     ({"segments": "video:206x1"}, ValueError, "segments: "),
 ])

@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 
 from . import _core
 
@@ -119,6 +120,12 @@ def outputs(q: Any, out: Any, lse: Any, return_lse: bool) -> tuple[Any, Any]:
     if lse is None and return_lse:
         lse = new_lse(q)
     return out, lse
+
+
+def on_host(array: Any) -> npt.NDArray[Any]:
+    """The numbers of an array of PyTorch or CuPy on a CUDA device, which are waited for."""
+    values: npt.NDArray[Any] = array.cpu().numpy() if library_of(array) == "torch" else array.get()
+    return values
 
 
 def in_library_of(array: object, result: Any) -> Any:

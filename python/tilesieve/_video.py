@@ -28,7 +28,7 @@ from ._options import (
 )
 from ._prefill import given
 from ._progress import progress_bar
-from ._video_cuda import VideoTables, attend_video_on_cuda, route_video_on_cuda
+from ._video_cuda import VideoTables, attend_video_on_cuda, measure_video_on_cuda, route_video_on_cuda
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,7 +65,7 @@ class VideoMass:
         ceiling: f64 [num_kv_heads], F + the r largest masses of the M: the most that r blocks could keep.
         recall: f64 [num_kv_heads], share of the ceiling's blocks that are kept too.
         kept_share: kept blocks over all blocks, of the measured blocks of queries.
-        num_measured: blocks of queries measured of each head.
+        num_measured: blocks of queries measured of each head, of all sequences.
     """
 
     layout: Layout
@@ -351,6 +351,25 @@ def _items(argument: str, values: Any) -> list[Any]:
     return list(values)
 
 
+def _measured(
+    q: Any, k: Any, *, segments: Any, layouts: list[Any], layer: Any, head_begin: Any, routers: Any, budgets: Any,
+    forced_inside_budget: Any, num_sampled: Any, seed: Any, softmax_scale: Any, q_block_size: Any, kv_block_size: Any,
+    num_threads: Any, isa: Any, progress: bool, title: str,
+) -> list[dict[str, Any]]:
+    """What the library says of each layout, router and budget, where q lies."""
+    if on_cuda(q):
+        return measure_video_on_cuda(
+            q, k, segments=segments, layouts=layouts, layer=layer, head_begin=head_begin, routers=routers,
+            budgets=budgets, forced_inside_budget=forced_inside_budget, num_sampled=num_sampled, seed=seed,
+            softmax_scale=softmax_scale, q_block_size=q_block_size, kv_block_size=kv_block_size,
+            num_threads=num_threads, isa=isa, progress=progress)
+    call = _core.VideoCall(q, k, None, segments, softmax_scale, q_block_size, kv_block_size)
+    with progress_bar(progress, title) as counters:
+        rows: list[dict[str, Any]] = call.mass(layouts, layer, head_begin, routers, budgets, forced_inside_budget, seed,
+                                               num_sampled, num_threads, isa, counters)
+    return rows
+
+
 def video_mass(
     q: Array,
     k: Array,
@@ -371,13 +390,17 @@ def video_mass(
     isa: Isa = "best",
     progress: bool = False,
 ) -> list[VideoMass]:
-    """Measures what `video_attention` would keep of the dense softmax, from queries and keys alone. On the CPU.
+    """Measures what `video_attention` would keep of the dense softmax, from queries and keys alone.
+
+    On the CPU, or on a Hopper GPU where q lies there: its masses and its choice are the CPU's but for the rounding of
+    f32. What a GPU takes is marked CUDA below. It waits for the device, and cannot be captured in a graph.
 
     For each layout the scores of the sampled queries against all keys are computed once, whatever the number of routers
-    and budgets. As memory it takes q and k of some heads, at most 256 MiB where a head is smaller.
+    and budgets. As memory it takes q and k of some heads, at most 256 MiB where a head is smaller; CUDA: the masses of
+    one layout and the ids of one route.
 
     Args:
-        q: queries as of `video_attention`.
+        q: queries as of `video_attention`. CUDA: of several sequences too, whose means are taken together.
         k: keys, likewise.
         segments: as of `route_video`.
         layouts: a list of layouts as `video_attention` takes them.
@@ -386,7 +409,8 @@ def video_mass(
         routers: a list of them, as of `route_video`.
         budgets: a list of them, as of `route_video`.
         forced_inside_budget: as of `route_video`.
-        num_sampled: blocks of the video's queries that are measured of each head, evenly spread; None = all.
+        num_sampled: blocks of the video's queries that are measured of each sequence and head, evenly spread; None =
+            all.
         seed: as of `route_video`.
         softmax_scale: as of `attend`.
         q_block_size: as of `route_video`.
@@ -404,10 +428,10 @@ def video_mass(
     """
     layouts, routers, budgets = (_items(name, values) for name, values in
                                  (("layouts", layouts), ("routers", routers), ("budgets", budgets)))
-    call = _core.VideoCall(q, k, None, segments, softmax_scale, q_block_size, kv_block_size)
-    with progress_bar(progress, "video_mass") as counters:
-        rows = call.mass(layouts, layer, head_begin, routers, budgets, forced_inside_budget, seed, num_sampled,
-                         num_threads, isa, counters)
+    rows = _measured(q, k, segments=segments, layouts=layouts, layer=layer, head_begin=head_begin, routers=routers,
+                     budgets=budgets, forced_inside_budget=forced_inside_budget, num_sampled=num_sampled, seed=seed,
+                     softmax_scale=softmax_scale, q_block_size=q_block_size, kv_block_size=kv_block_size,
+                     num_threads=num_threads, isa=isa, progress=progress, title="video_mass")
     masses = []
     for (layout, router, budget), row in zip(product(layouts, routers, budgets), rows, strict=True):
         for name in ("mass", "floor", "ceiling", "recall"):
@@ -431,7 +455,9 @@ def layout_search(
     isa: Isa = "best",
     progress: bool = False,
 ) -> tuple[LayoutTable, dict[str, Any]]:
-    """Finds for each (layer, head) of a model the box whose "mean_pool" route keeps the most mass. On the CPU.
+    """Finds for each (layer, head) of a model the box whose "mean_pool" route keeps the most mass.
+
+    Each call is measured where its q lies, on the CPU or on a Hopper GPU, as by `video_mass`.
 
     The mass is the mean over the calls of the layer; ties go to the earlier entry of the menu. Layers below the last
     one that no call is of take the best box overall. The command `tilesieve layout-search` does the same with files.
@@ -472,10 +498,11 @@ def layout_search(
             raise TypeError(f"calls[{place}]: got {type(one).__name__}, expected (layer, q, k)")
         layer, q, k = one
         try:
-            call = _core.VideoCall(q, k, None, segments, softmax_scale, q_block_size, kv_block_size)
-            with progress_bar(progress, f"layout_search: layer {layer}") as counters:
-                rows = call.mass(boxes, None, 0, ("mean_pool",), (budget,), forced_inside_budget, 0, num_sampled,
-                                 num_threads, isa, counters)
+            rows = _measured(q, k, segments=segments, layouts=boxes, layer=None, head_begin=0, routers=("mean_pool",),
+                             budgets=(budget,), forced_inside_budget=forced_inside_budget, num_sampled=num_sampled,
+                             seed=0, softmax_scale=softmax_scale, q_block_size=q_block_size,
+                             kv_block_size=kv_block_size, num_threads=num_threads, isa=isa, progress=progress,
+                             title=f"layout_search: layer {layer}")
         except (_core.Error, TypeError) as error:
             raise type(error)(f"calls[{place}]: {error}") from None
         masses.append((layer, [row["mass"] for row in rows]))

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`video_attention` and `route_video` on a Hopper GPU, and the tables of tiles that their calls share."""
+"""`video_attention`, `route_video` and `video_mass` on a Hopper GPU, and the tables of tiles that calls share."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
 from . import _core
-from ._arrays import Array, new_array, on_cuda, outputs
+from ._arrays import Array, new_array, on_cuda, on_host, outputs
 from ._prefill import given, handle_of, refuse_cpu_arguments, refuse_other_libraries, require_with_stream
 
 if TYPE_CHECKING:
@@ -126,3 +126,33 @@ def attend_video_on_cuda(
     _upload_tables(call, q)
     call.run()
     return (out, lse) if return_lse else out
+
+
+def measure_video_on_cuda(
+    q: Any, k: Any, *, segments: Any, layouts: list[Any], layer: Any, head_begin: Any, routers: Any, budgets: Any,
+    forced_inside_budget: Any, num_sampled: Any, seed: Any, softmax_scale: Any, q_block_size: Any, kv_block_size: Any,
+    num_threads: Any, isa: Any, progress: Any,
+) -> list[dict[str, Any]]:
+    """`video_mass` where q lies on a CUDA device: the fields of each row that the library fills."""
+    refuse_cpu_arguments(num_threads, isa, progress)
+    has_table = any(hasattr(layout, "box_of_head") for layout in layouts)
+    calls = []
+    for place, layout in enumerate(layouts):
+        is_beside = has_table and not hasattr(layout, "box_of_head")  # a LayoutTable, whose place in the model it is
+        calls.append(_core.VideoMassCall(q, k, segments, f"layouts[{place}]", layout, None if is_beside else layer,
+                                         0 if is_beside else head_begin, routers, budgets, forced_inside_budget, seed,
+                                         num_sampled, softmax_scale, q_block_size, kv_block_size))
+    refuse_other_libraries("q", q)
+    rows: list[dict[str, Any]] = []
+    for call in calls:
+        _upload_tables(call, q)
+        masses = new_array(q, tuple(call.shape_of_masses), "float32", "q")
+        call.measure(masses)
+        workspace = new_array(q, (call.workspace_bytes,), "uint8", "q")
+        routes = []
+        for place, shape in enumerate(call.shapes_of_ids):
+            ids = new_array(q, tuple(shape), "int32", "q")
+            call.route(place, ids, workspace)
+            routes.append(on_host(ids))
+        rows += call.judge(on_host(masses), routes)
+    return rows
