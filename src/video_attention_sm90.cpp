@@ -86,6 +86,7 @@ VideoChoice::VideoChoice(const VideoTiling& tiling, const DenseShape& shape, int
       num_sequences_(static_cast<int32_t>(shape.q.sequences)),
       group_size_(static_cast<int32_t>(shape.q.heads / shape.k.heads)),
       dim_(shape.dim) {
+  check_limit("tables: tiles of keys to choose from", tiling.num_kv_tiles, kMaxChoice);
   const int64_t q_tiles = shape.q.sequences * shape.q.heads * tiling.num_q_tiles;
   const int64_t kv_heads = shape.q.sequences * shape.k.heads;
   q_sum_ = take_workspace(taken, 4 * q_tiles * 2 * dim_);
