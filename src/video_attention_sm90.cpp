@@ -124,7 +124,7 @@ VideoAttentionCall::VideoAttentionCall(const VideoInputs& inputs, const DenseOut
     gathered_k_ = take(heads * bytes);
     gathered_v_ = take(heads * bytes);
   }
-  if (inputs.block_index.data != nullptr || inputs.block_index.num_dims != 0) {
+  if (has_lists()) {
     check_lists(inputs.block_index, shape_, tiling, inputs.q.num_dims == 4, 0);
     return;
   }
@@ -139,7 +139,11 @@ VideoAttentionCall::VideoAttentionCall(const VideoInputs& inputs, const DenseOut
 SparseLists VideoAttentionCall::lists(void* workspace) const {
   const VideoTiling& tiling = tables_.tiling();
   SparseLists lists;
-  if (inputs_.block_index.data != nullptr) lists = lists_of(inputs_.block_index);
+  if (has_lists()) {
+    lists = lists_of(inputs_.block_index);
+    // Lists of no room need no address, but without one they would be all tiles.
+    if (lists.kv_tile == nullptr) lists.kv_tile = at<int32_t>(workspace, next_tile_);
+  }
   if (chooses()) {
     lists.kv_tile = at<int32_t>(workspace, kv_tile_);
     lists.count = at<int32_t>(workspace, count_);
