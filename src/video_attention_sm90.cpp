@@ -252,7 +252,7 @@ void video_attention(const VideoInputs& inputs, const DenseOutputs& outputs, con
   const cuda::NvtxRange nvtx("video attention");
   const cuda::DeviceFacts device = cuda::hopper_device();
   const VideoAttentionCall call(inputs, outputs, tables, options);
-  check_uploaded(tables.tiling());
+  check_uploaded(tables.tiling(), device.index);
   check_workspace(workspace, workspace_bytes, call.workspace_bytes());
   if (outputs.o.num_elements() == 0) return;
   call.prepare(workspace, stream);
@@ -264,14 +264,14 @@ void route_video(const TensorView& q, const TensorView& k, DenseLayout layout, c
                  const VideoRouting& routing, const TensorView& block_index, void* workspace, int64_t workspace_bytes,
                  void* stream) {
   const cuda::NvtxRange nvtx("route video");
-  cuda::hopper_device();
+  const cuda::DeviceFacts device = cuda::hopper_device();
   const DenseShape shape(q, k, layout, {DType::bf16, DType::f16});
   const VideoTiling& tiling = tables.tiling();
   check_tables(shape, tiling);
   check_lists(block_index, shape, tiling, q.num_dims == 4, video_list_capacity(tables, routing));
   int64_t bytes = 0;
   const VideoChoice choice(tiling, shape, bytes);
-  check_uploaded(tiling);
+  check_uploaded(tiling, device.index);
   check_workspace(workspace, workspace_bytes, bytes);
   if (block_index.num_elements() == 0) return;
   const HeadRows queries =

@@ -146,12 +146,12 @@ std::vector<VideoMass> judge_tile_masses(const VideoTables& tables, const Tensor
 void tile_masses(const TensorView& q, const TensorView& k, DenseLayout layout, const VideoTables& tables,
                  double softmax_scale, int64_t num_sampled, const TensorView& masses, void* stream) {
   const cuda::NvtxRange nvtx("tile masses");
-  cuda::hopper_device();
+  const cuda::DeviceFacts device = cuda::hopper_device();
   DenseShape shape(q, k, layout, {DType::bf16, DType::f16});
   shape.set_softmax_scale(softmax_scale);
   const VideoTiling& tiling = tables.tiling();
   check_tables(shape, tiling);
-  check_uploaded(tiling);
+  check_uploaded(tiling, device.index);
   const std::vector<int64_t> samples = CommonTiles(tables).sample(num_sampled);
   const int64_t num_samples = std::ssize(samples), nk = tables.num_kv_tiles();
   if (q.num_dims == 4) {

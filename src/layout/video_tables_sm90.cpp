@@ -10,6 +10,7 @@
 #include "layout/video_tiling_sm90.h"
 #include "tensor/segment_blocks.h"
 #ifdef TILESIEVE_HAS_CUDA
+#include "cuda/device.h"
 #include "cuda/upload.h"
 #endif
 
@@ -84,7 +85,7 @@ void VideoTiling::set_orders(const std::vector<std::vector<Segment>>& segments_o
   on_device.num_kv_heads = static_cast<int32_t>(num_kv_heads);
 }
 
-std::vector<std::byte> VideoTiling::place_at(void* memory) {
+std::vector<std::byte> VideoTiling::place_at(void* memory, VideoTiles& placed) const {
   std::vector<std::byte> image;
   const auto place = [&]<class T>(const std::vector<T>& table) -> const T* {
     if (table.empty()) return nullptr;
@@ -93,12 +94,12 @@ std::vector<std::byte> VideoTiling::place_at(void* memory) {
     std::memcpy(image.data() + at, table.data(), size);
     return reinterpret_cast<const T*>(static_cast<std::byte*>(memory) + at);
   };
-  on_device.q.span = place(q_span);
-  on_device.kv.span = place(kv_span);
-  on_device.q.token = on_device.kv.token = place(token);
-  on_device.q.order_of_head = on_device.kv.order_of_head = place(order_of_head);
-  on_device.own = place(own);
-  on_device.is_video = place(is_video);
+  placed.q.span = place(q_span);
+  placed.kv.span = place(kv_span);
+  placed.q.token = placed.kv.token = place(token);
+  placed.q.order_of_head = placed.kv.order_of_head = place(order_of_head);
+  placed.own = place(own);
+  placed.is_video = place(is_video);
   return image;
 }
 
@@ -159,8 +160,11 @@ void VideoTables::upload(void* memory, int64_t memory_bytes) {
     fail("memory: not aligned to {} bytes", kTableAlignment);
   }
 #ifdef TILESIEVE_HAS_CUDA
-  const std::vector<std::byte> image = tiling_->place_at(memory);
+  VideoTiles placed = tiling_->on_device;
+  const std::vector<std::byte> image = tiling_->place_at(memory, placed);
   cuda::upload(memory, image.data(), image.size());
+  tiling_->on_device = placed;
+  tiling_->device = cuda::current_device().index;
 #else
   fail("upload: this build has no CUDA (TILESIEVE_CUDA=OFF)");
 #endif

@@ -27,13 +27,14 @@ struct VideoTiling {
   bool has_other_queries = false;  // than the video's
 
   VideoTiles on_device;  // without addresses before the upload
+  int device = -1;       // that they are of
 
   // One order for each list of segments; all have as many tokens.
   void set_orders(const std::vector<std::vector<Segment>>& segments_of_order);
 
   int64_t bytes() const;
-  // What is to lie at `memory`, where on_device is to find it from then on.
-  std::vector<std::byte> place_at(void* memory);
+  // What is to lie at `memory`, and in `placed` where.
+  std::vector<std::byte> place_at(void* memory, VideoTiles& placed) const;
 };
 
 }  // namespace tilesieve::sm90
