@@ -42,6 +42,12 @@ int64_t num_kept(const VideoTiling& tiling, const VideoRouting& routing) {
   return std::min(tiling.num_kv_tiles, kept);
 }
 
+// Whether each row gets all tiles. Rows have different numbers of forced ones.
+bool takes_all(const VideoTiling& tiling, const VideoRouting& routing) {
+  if (tiling.num_unforced == 0) return true;
+  return num_chosen(tiling, routing) >= (counts_forced(routing) ? tiling.num_kv_tiles : tiling.num_unforced);
+}
+
 // Strides of lists as they are in a tensor with or without a dimension of sequences.
 SparseLists lists_of(const TensorView& block_index) {
   SparseLists lists;
@@ -129,7 +135,7 @@ VideoAttentionCall::VideoAttentionCall(const VideoInputs& inputs, const DenseOut
     return;
   }
   check_routing(options.routing);
-  if (num_kept(tiling, options.routing) == tiling.num_kv_tiles) return;  // all, which need no lists
+  if (takes_all(tiling, options.routing)) return;  // which needs no lists
   choice_.emplace(tiling, shape_, workspace_bytes_);
   capacity_ = video_list_capacity(tables_, options.routing);
   kv_tile_ = take(4 * heads * tiling.num_q_tiles * capacity_);

@@ -70,6 +70,7 @@ void VideoTiling::set_orders(const std::vector<std::vector<Segment>>& segments_o
       owned.push_back(own_tiles(q.spans[i], q.is_video[i] != 0, kv.spans));
       if (q.is_video[i] != 0) {
         num_forced = std::max(num_forced, owned.back().length + std::ssize(kv.spans) - num_video);
+        num_unforced = std::max(num_unforced, num_video - owned.back().length);
       } else {
         has_other_queries = true;
       }

@@ -21,9 +21,10 @@ struct VideoTiling {
   std::vector<int32_t> token;  // [num_orders, num_tokens]; empty: all heads have their tokens as they lie
   std::vector<int32_t> order_of_head;
 
-  // Tiles of keys, of the order that has most.
+  // Tiles of keys, of the order that has most; of the last two, of the tile of the video's queries that has most.
   int64_t num_video_kv_tiles = 0;
-  int64_t num_forced = 0;          // of a tile of the video's queries: its own, and those that are not video
+  int64_t num_forced = 0;          // its own, and those that are not video
+  int64_t num_unforced = 0;        // the others
   bool has_other_queries = false;  // than the video's
 
   VideoTiles on_device;  // without addresses before the upload
