@@ -79,6 +79,17 @@ void check_lists(const TensorView& view, const DenseShape& shape, const VideoTil
   }
 }
 
+// Of a tensor that the copy engine reads where it lies.
+void check_strides(const char* argument, const DenseAxes& axes) {
+  const std::pair<int64_t, int64_t> dimensions[] = {
+      {axes.sequences, axes.sequence_stride}, {axes.heads, axes.head_stride}, {axes.tokens, axes.token_stride}};
+  for (const auto& [size, stride] : dimensions) {
+    if (size > 1 && stride >= int64_t{1} << 39) {
+      fail("{}: got a stride of {} elements of 2 bytes, at most 2^40 - 1 bytes", argument, stride);
+    }
+  }
+}
+
 }  // namespace
 
 int64_t video_list_capacity(const VideoTables& tables, const VideoRouting& routing) {
@@ -129,6 +140,10 @@ VideoAttentionCall::VideoAttentionCall(const VideoInputs& inputs, const DenseOut
     gathered_q_ = take(heads * group * bytes);
     gathered_k_ = take(heads * bytes);
     gathered_v_ = take(heads * bytes);
+  } else {
+    check_strides("q", shape_.q);
+    check_strides("k", shape_.k);
+    check_strides("v", shape_.v);
   }
   if (has_lists()) {
     check_lists(inputs.block_index, shape_, tiling, inputs.q.num_dims == 4, 0);
