@@ -2,6 +2,7 @@
 #include "tensor/dense_shape_sm90.h"
 
 #include <cmath>
+#include <limits>
 
 #include "base/fail.h"
 #include "base/rounding.h"
@@ -91,6 +92,11 @@ void DenseShape::set_softmax_scale(double scale) {
     fail("softmax_scale: got {}, expected a positive number, or 0 for 1 / sqrt(head_dim)", scale);
   }
   softmax_scale = static_cast<float>(scale != 0 ? scale : 1 / std::sqrt(static_cast<double>(q.head_dim)));
+  // Kernels multiply it with log2 e, 1.44, and a mask's infinity with both.
+  if (softmax_scale < std::numeric_limits<float>::min() || softmax_scale > std::numeric_limits<float>::max() / 2) {
+    fail("softmax_scale: got {}, expected what f32 holds, {} to {}", scale, std::numeric_limits<float>::min(),
+         std::numeric_limits<float>::max() / 2);
+  }
 }
 
 // As k and v must have them.
