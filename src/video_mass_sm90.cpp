@@ -103,7 +103,8 @@ std::vector<VideoMass> judge_tile_masses(const VideoTables& tables, const Tensor
     return view.num_dims == std::ssize(sizes) && std::equal(sizes.begin(), sizes.end(), view.sizes.begin());
   };
   if (masses.dtype != DType::f32 || masses.device.kind != DeviceKind::cpu || !masses.is_contiguous() ||
-      !has_sizes(masses, sizes_of(batched, sequences, heads, std::ssize(samples), nk))) {
+      !has_sizes(masses, sizes_of(batched, sequences, heads, std::ssize(samples), nk)) ||
+      (masses.data == nullptr && masses.num_elements() > 0)) {
     fail(
         "masses: got {}, expected contiguous f32[{}, num_sampled_tiles, {}] on the CPU = num_kv_heads, "
         "num_sampled_tiles, num_kv_tiles, or [num_sequences, ...] of these",
