@@ -268,6 +268,30 @@ int64_t route_video_workspace(const TensorView& q, const TensorView& k, DenseLay
 
 #ifdef TILESIEVE_HAS_CUDA
 
+namespace {
+
+using Named = std::pair<const char*, TensorView>;
+
+// What is written may not lie where something is read, nor where something else is written.
+void check_apart(std::initializer_list<Named> read, std::initializer_list<Named> written) {
+  for (const Named* to = written.begin(); to != written.end(); ++to) {
+    for (const auto& [name, view] : read) {
+      if (overlap(to->second, view)) fail("{}: overlaps {}", to->first, name);
+    }
+    for (const Named* other = written.begin(); other != to; ++other) {
+      if (overlap(to->second, other->second)) fail("{}: overlaps {}", to->first, other->first);
+    }
+  }
+}
+
+TensorView workspace_view(void* workspace, int64_t bytes, const Device& device) {
+  TensorView view = contiguous_view(workspace, DType::u8, {bytes});
+  view.device = device;
+  return view;
+}
+
+}  // namespace
+
 void video_attention(const VideoInputs& inputs, const DenseOutputs& outputs, const VideoTables& tables,
                      const VideoCallOptions& options, void* workspace, int64_t workspace_bytes, void* stream) {
   const cuda::NvtxRange nvtx("video attention");
@@ -275,6 +299,10 @@ void video_attention(const VideoInputs& inputs, const DenseOutputs& outputs, con
   const VideoAttentionCall call(inputs, outputs, tables, options);
   check_uploaded(tables.tiling(), device.index);
   check_workspace(workspace, workspace_bytes, call.workspace_bytes());
+  check_apart({{"q", inputs.q}, {"k", inputs.k}, {"v", inputs.v}, {"block_index", inputs.block_index}},
+              {{"o", outputs.o},
+               {"lse", outputs.lse},
+               {"workspace", workspace_view(workspace, call.workspace_bytes(), inputs.q.device)}});
   if (outputs.o.num_elements() == 0) return;
   call.prepare(workspace, stream);
   call.route(workspace, stream);
@@ -294,6 +322,8 @@ void route_video(const TensorView& q, const TensorView& k, DenseLayout layout, c
   const VideoChoice choice(tiling, shape, bytes);
   check_uploaded(tiling, device.index);
   check_workspace(workspace, workspace_bytes, bytes);
+  check_apart({{"q", q}, {"k", k}},
+              {{"block_index", block_index}, {"workspace", workspace_view(workspace, bytes, q.device)}});
   if (block_index.num_elements() == 0) return;
   const HeadRows queries =
       in_tiles(head_rows(q, shape.q, shape), tiling.on_device.q, kTileQueries, shape.q.heads / shape.k.heads);
