@@ -13,13 +13,13 @@
 
 #include "cuda/launch.h"
 #include "layout/video_tiling_sm90.h"
+#include "sage_attention_sm90.h"
 #include "sm90/arguments.h"
 #include "sm90/dense_problem.h"
 #include "sm90/gpu.h"
 #include "sm90/report.h"
 #include "sm90/timer.h"
 #include "tilesieve/error.h"
-#include "tilesieve/sage_sm90.h"
 #include "tilesieve/video_mass_sm90.h"
 #include "video_attention_sm90.h"
 
@@ -198,30 +198,44 @@ void check_error(const std::string& name, const DenseError& error, double most) 
   if (!(error.rel_l2 < most)) throw Error(name + ": rel-L2 of " + std::to_string(error.rel_l2));
 }
 
-// The dense call that a user would make instead, whose time and rate sparse rows are compared with.
-void measure_dense(const Group& group, const VideoProblem& problem, Timer& timer, Report& report) {
+// The dense call that a user would make instead, and its kernel alone: sparse rows are compared with their times.
+void measure_dense(const Group& group, const VideoProblem& problem, int num_sms, Timer& timer, Report& report) {
   const DenseProblem& tensors = problem.tensors;
-  const sm90::SageCallOptions options;
+  std::optional<sm90::SageCall> sage;
   Memory memory;
   int64_t bytes = 0;
   if (group.form->arithmetic == Arithmetic::int8) {
-    bytes = sm90::sage_attention_workspace(tensors.inputs, tensors.outputs, options);
+    sage.emplace(tensors.inputs, tensors.outputs, sm90::SageCallOptions{});
+    bytes = sage->workspace_bytes();
     memory = allocate(bytes);
   }
+  const auto attend = [&] {
+    if (!sage) return sm90::dense_attention(tensors.inputs, tensors.outputs, {}, nullptr);
+    sage->attend(memory.get(), num_sms, nullptr);
+  };
   const auto call = [&] {
-    if (memory == nullptr) return sm90::dense_attention(tensors.inputs, tensors.outputs, {}, nullptr);
-    sm90::sage_attention(tensors.inputs, tensors.outputs, options, memory.get(), bytes, nullptr);
+    if (sage) sage->quantize(memory.get(), nullptr);
+    attend();
   };
   call();
-  const std::string name = group.case_name("dense-call", 1);
-  check_error(name, tensors.error(), group.form->largest_error);
-  const Timing timing = timer.burst(call);
-  const double rate = tensors.flop() / timing.ms * 1e-9;
-  report.add(name, "TFLOP/s", rate, timing, 0, bytes);
-  for (double budget : group.size->budgets) {
-    report.know(group.case_name("sparse-call", budget), "dense", "ms", timing.ms);
-    report.know(group.case_name("sparse-call", budget), "dense-share", "TFLOP/s", rate);
-  }
+  check_error(group.case_name("dense-call", 1), tensors.error(), group.form->largest_error);
+  const auto measure = [&](const std::string& what, const std::string& of, const auto& launch) {
+    const Timing timing = timer.burst(launch);
+    report.add(group.case_name(what, 1), "TFLOP/s", tensors.flop() / timing.ms * 1e-9, timing, 0, bytes);
+    for (double budget : group.size->budgets) report.know(group.case_name(of, budget), what, "ms", timing.ms);
+  };
+  measure("dense-kernel", "sparse-kernel", attend);
+  measure("dense-call", "sparse-call", call);
+}
+
+// In the call it finds tiles pooled; alone it reads q and k for that.
+template <class Route>
+void measure_routing(const Group& group, double budget, const Lists& lists, const sm90::VideoRouting& routing,
+                     const Route& route, Timer& timer, Report& report) {
+  const Timing routed = timer.burst(route);
+  report.add(group.case_name("route", budget), "ms", routed.ms, routed);
+  const Timing alone = timer.burst([&] { lists.route(routing); });
+  report.add(group.case_name("route-alone", budget), "ms", alone.ms, alone);
 }
 
 void measure_sparse(const Group& group, double budget, const VideoProblem& problem, int num_sms, Timer& timer,
@@ -252,19 +266,15 @@ void measure_sparse(const Group& group, double budget, const VideoProblem& probl
   };
   const Timing whole = timer.burst(call);
   add("sparse-call", whole, bytes);
-  add("sparse-call-sustained", timer.sustained(call, whole.ms));
   add("sparse-kernel", timer.burst([&] { stages.attend(memory.get(), num_sms, nullptr); }));
   const Timing prepared = timer.burst([&] { stages.prepare(memory.get(), nullptr); });
   const std::string prepares = group.form->arithmetic == Arithmetic::int8 ? "quantize" : "gather";
   report.add(group.case_name(prepares, budget), "ms", prepared.ms, prepared);
-  if (!lists) return;
-  // In the call it finds tiles pooled; alone it reads q and k for that.
-  const Timing routed = timer.burst([&] { stages.route(memory.get(), nullptr); });
-  report.add(group.case_name("route", budget), "ms", routed.ms, routed);
-  const Timing alone = timer.burst([&] { lists->route(options.routing); });
-  report.add(group.case_name("route-alone", budget), "ms", alone.ms, alone);
+  if (lists)
+    measure_routing(
+        group, budget, *lists, options.routing, [&] { stages.route(memory.get(), nullptr); }, timer, report);
+  add("sparse-call-sustained", timer.sustained(call, whole.ms));  // last, for it leaves the chip hot
 }
-
 constexpr const char* kUsage =
     "usage: video_sm90_bench OUT.json [--only REGEX]... [--baseline FILE]... [--commit NAME]\n"
     "       video_sm90_bench --list [--only REGEX]...\n"
@@ -293,7 +303,7 @@ void run(const Arguments& arguments) {
       problem.emplace(*group.size);
       size = group.size;
     }
-    measure_dense(group, *problem, timer, report);
+    measure_dense(group, *problem, gpu.num_sms, timer, report);
     for (double budget : size->budgets) measure_sparse(group, budget, *problem, gpu.num_sms, timer, report);
   }
 }

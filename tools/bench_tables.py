@@ -42,6 +42,7 @@ COLUMNS = (
     ("dense-share", "x its share of dense"),
     ("dense", "x dense in time"),
     ("dense-kernel", "x dense in time"),
+    ("dense-call", "x dense in time"),
     ("copy", "x a copy"),
     ("best-loop", "x the better loop"),
     ("f32", "x f32 in time"),

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "cuda/upload.h"
-
 #include "cuda/launch.h"
+#include "cuda/upload.h"
 
 namespace tilesieve::cuda {
 

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "layout/gather_tiles_sm90.h"
-
 #include "cuda/launch.h"
+#include "layout/gather_tiles_sm90.h"
 
 namespace tilesieve::sm90 {
 

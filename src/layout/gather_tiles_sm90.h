@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Heads' tokens laid out in slots, and their sums by half tiles of queries or tiles of keys: one pass for either or both.
+// Heads' tokens laid out in slots, and their sums by half tiles of queries or tiles of keys: one pass for either or
+// both.
 #pragma once
 
 #include "tensor/head_rows_sm90.h"

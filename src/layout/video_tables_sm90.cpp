@@ -39,8 +39,8 @@ TileSpan own_tiles(const TileSpan& tile, bool is_video, const std::vector<TileSp
   if (!is_video) return {0, static_cast<int32_t>(keys.size())};
   const auto begin = std::partition_point(keys.begin(), keys.end(),
                                           [&](const TileSpan& key) { return key.first + key.length <= tile.first; });
-  const auto end =
-      std::partition_point(begin, keys.end(), [&](const TileSpan& key) { return key.first < tile.first + tile.length; });
+  const auto end = std::partition_point(begin, keys.end(),
+                                        [&](const TileSpan& key) { return key.first < tile.first + tile.length; });
   return {static_cast<int32_t>(begin - keys.begin()), static_cast<int32_t>(end - begin)};
 }
 

@@ -73,8 +73,8 @@ __device__ inline uint32_t largest_of(const float (&x)[8]) {
   return largest;
 }
 
-__device__ inline void store_codes(void* codes, const HeadRows& rows, const SlotBlock& work, int32_t slot, int32_t octet,
-                                   uint2 bytes) {
+__device__ inline void store_codes(void* codes, const HeadRows& rows, const SlotBlock& work, int32_t slot,
+                                   int32_t octet, uint2 bytes) {
   if (slot >= rows.num_slots) return;
   const int64_t row = work.row(rows) * rows.num_slots + slot;
   *reinterpret_cast<uint2*>(static_cast<uint8_t*>(codes) + row * rows.dim + octet * 8) = bytes;
@@ -223,7 +223,8 @@ void launch_queries(const HeadRows& q, const SageQueryCodes& out, void* stream) 
   using Bf16 = __nv_bfloat16;
   const auto narrow = q.f16 ? queries_kernel<Groups, __half, 64> : queries_kernel<Groups, Bf16, 64>;
   const auto wide = q.f16 ? queries_kernel<Groups, __half, 128> : queries_kernel<Groups, Bf16, 128>;
-  cuda::launch("queries to INT8", q.dim == 128 ? wide : narrow, grid_of(q, q.num_slots, 64), kThreads, 0, stream, q, out);
+  cuda::launch("queries to INT8", q.dim == 128 ? wide : narrow, grid_of(q, q.num_slots, 64), kThreads, 0, stream, q,
+               out);
 }
 
 template <class Groups, int kKeys>

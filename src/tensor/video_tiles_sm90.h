@@ -40,7 +40,7 @@ __device__ inline int32_t order_of(const TokenTiles& tiles, int32_t kv_head) {
 
 // `size`: slots of a tile.
 __device__ inline TileSpan span_of(const TokenTiles& tiles, int32_t order, int32_t tile, int32_t size) {
-  if (tiles.span != nullptr) return tiles.span[static_cast<int64_t>(order) * tiles.num_tiles + tile];
+  if (tiles.span != nullptr) return tiles.span[order * tiles.num_tiles + tile];
   return {tile * size, min(size, tiles.num_tokens - tile * size)};
 }
 

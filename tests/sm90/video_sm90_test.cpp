@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The video call on a Hopper GPU: codes and outputs against the CPU's quantisers and model, orders, lists, budgets.
 // Skipped where there is no such GPU.
+#include "tilesieve/video_sm90.h"
+
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -15,7 +17,6 @@
 #include "sm90/dense_case.h"
 #include "tilesieve/error.h"
 #include "tilesieve/layout.h"
-#include "tilesieve/video_sm90.h"
 #include "video_attention_sm90.h"
 
 namespace tilesieve::testing {
@@ -102,9 +103,9 @@ class VideoDevice {
   }
 
   void set_lists(const DeviceMemory& ids, int64_t capacity) {
-    inputs_.block_index = device_view(
-        const_cast<void*>(static_cast<const void*>(ids.data())), DType::i32,
-        {case_.dense.num_sequences(), tables_.num_kv_heads(), tables_.num_q_tiles(), capacity});
+    inputs_.block_index =
+        device_view(const_cast<void*>(static_cast<const void*>(ids.data())), DType::i32,
+                    {case_.dense.num_sequences(), tables_.num_kv_heads(), tables_.num_q_tiles(), capacity});
   }
 
   void launch(cudaStream_t stream = nullptr) {
@@ -121,8 +122,7 @@ class VideoDevice {
     const int64_t capacity = sm90::video_list_capacity(tables_, options_.routing);
     DeviceMemory ids(4 * case_.dense.num_sequences() * tables_.num_kv_heads() * tables_.num_q_tiles() * capacity);
     const TensorView view = device_view(
-        ids.data(), DType::i32,
-        {case_.dense.num_sequences(), tables_.num_kv_heads(), tables_.num_q_tiles(), capacity});
+        ids.data(), DType::i32, {case_.dense.num_sequences(), tables_.num_kv_heads(), tables_.num_q_tiles(), capacity});
     DeviceMemory workspace(sm90::route_video_workspace(inputs_.q, inputs_.k, options_.layout, tables_));
     workspace.fill(0xff);
     sm90::route_video(inputs_.q, inputs_.k, options_.layout, tables_, options_.routing, view, workspace.data(),
@@ -447,8 +447,9 @@ TEST_F(Video, ReplaysAGraphWithOtherRoutes) {
     ASSERT_EQ(cudaGraphInstantiate(&exec, graph, 0), cudaSuccess);
     const VideoDevice source(other);
     VideoDevice& from = const_cast<VideoDevice&>(source);
-    for (auto [to, view] : {std::pair(&device.inputs().q, &from.inputs().q), std::pair(&device.inputs().k, &from.inputs().k),
-                            std::pair(&device.inputs().v, &from.inputs().v)}) {
+    for (auto [to, view] :
+         {std::pair(&device.inputs().q, &from.inputs().q), std::pair(&device.inputs().k, &from.inputs().k),
+          std::pair(&device.inputs().v, &from.inputs().v)}) {
       ASSERT_EQ(cudaMemcpy(to->data, view->data, static_cast<size_t>(2 * view->num_elements()), cudaMemcpyDefault),
                 cudaSuccess);
     }

@@ -27,22 +27,21 @@ __device__ void dense_produce(DenseShared<Config>& shared, const DenseMaps& maps
   Ring<2> q_ring;
   for (int32_t tile = blockIdx.x; tile < args.num_tiles; tile += gridDim.x) {
     const DenseTile it = DenseTile::of(args, tile);
-    const int32_t sequence = it.sequence_head / args.num_q_heads, head = it.sequence_head % args.num_q_heads;
-    const int32_t kv_head = head / args.group_size;
+    const int32_t kv_head = it.head / args.group_size;
     const int32_t num_blocks = visible_blocks(args, it.first_row, it.first_row + kDenseRows);
     for (int c = 0; c < kDenseConsumers; ++c) {
       cuda::barrier_wait(&shared.q_empty[q_ring.stage][c], q_ring.parity ^ 1);
       fetch_rows<Config>(shared.q[q_ring.stage][c], kTileRows, maps.q, &shared.q_full[q_ring.stage][c],
-                         it.first_row + c * kTileRows, head, sequence);
+                         it.first_row + c * kTileRows, it.head, it.sequence);
     }
     q_ring.advance();
     for (int32_t block = 0; block < num_blocks; ++block) {
       cuda::barrier_wait(&shared.k_empty[ring.stage], ring.parity ^ 1);
       fetch_rows<Config>(shared.k[ring.stage], kDenseBlock, maps.k, &shared.k_full[ring.stage], block * kDenseBlock,
-                         kv_head, sequence);
+                         kv_head, it.sequence);
       cuda::barrier_wait(&shared.v_empty[ring.stage], ring.parity ^ 1);
       fetch_rows<Config>(shared.v[ring.stage], kDenseBlock, maps.v, &shared.v_full[ring.stage], block * kDenseBlock,
-                         kv_head, sequence);
+                         kv_head, it.sequence);
       ring.advance();
     }
   }

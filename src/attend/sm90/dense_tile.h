@@ -53,22 +53,27 @@ __device__ void init_barriers(Shared& shared) {
 
 // A tile of query rows of one head, and how many blocks its last row sees.
 struct DenseTile {
-  int32_t sequence_head;  // sequence * num_q_heads + head
-  int32_t kv_head;        // sequence * num_kv_heads + head
+  int32_t sequence, head;
+  int32_t kv_head;  // sequence * num_kv_heads + head
   int32_t first_row;
+
+  // Among all heads of all sequences.
+  __device__ int32_t sequence_head(const DenseArgs& args) const { return sequence * args.num_q_heads + head; }
 
   static __device__ DenseTile of(const DenseArgs& args, int32_t tile, int32_t rows = kDenseRows) {
     DenseTile it;
+    int32_t sequence_head;
     if (args.causal) {  // the long ones first, of all heads
       const int32_t heads = args.num_tiles / args.num_row_tiles;
-      it.sequence_head = tile % heads;
+      sequence_head = tile % heads;
       it.first_row = (args.num_row_tiles - 1 - tile / heads) * rows;
     } else {  // a head's keys and values stay in the L2
-      it.sequence_head = tile / args.num_row_tiles;
+      sequence_head = tile / args.num_row_tiles;
       it.first_row = tile % args.num_row_tiles * rows;
     }
-    const int32_t sequence = it.sequence_head / args.num_q_heads;
-    it.kv_head = sequence * args.num_kv_heads + it.sequence_head % args.num_q_heads / args.group_size;
+    it.sequence = sequence_head / args.num_q_heads;
+    it.head = sequence_head % args.num_q_heads;
+    it.kv_head = it.sequence * args.num_kv_heads + it.head / args.group_size;
     return it;
   }
 };
@@ -95,13 +100,12 @@ struct RowPlace {
   int64_t o, lse;
 };
 
-__device__ inline int64_t place_of(const DenseRows& rows, const DenseArgs& args, const DenseTile& it, int32_t row) {
-  return it.sequence_head / args.num_q_heads * rows.sequence_stride +
-         it.sequence_head % args.num_q_heads * rows.head_stride + row * rows.token_stride;
+__device__ inline int64_t place_of(const DenseRows& rows, const DenseTile& it, int32_t row) {
+  return it.sequence * rows.sequence_stride + it.head * rows.head_stride + row * rows.token_stride;
 }
 
 __device__ inline RowPlace place_of(const DenseArgs& args, const DenseTile& it, int32_t row) {
-  return {place_of(args.o, args, it, row), place_of(args.lse, args, it, row)};
+  return {place_of(args.o, it, row), place_of(args.lse, it, row)};
 }
 
 // One of the two rows that a thread has of a warpgroup's 64, as the products give them: channels 8 j + 2 pair and + 1.

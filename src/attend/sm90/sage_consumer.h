@@ -58,7 +58,8 @@ class SageConsumer {
     const int scale = static_cast<int>(threadIdx.x) % 128 / 4;  // 8 * warp + lane / 4
     rows_.q_scale =
         slab < num_slabs
-            ? args_.q_scale[(static_cast<int64_t>(it.sequence_head) * num_slabs + slab) * kSageQueryScales + scale]
+            ? args_.q_scale[(static_cast<int64_t>(it.sequence_head(args_)) * num_slabs + slab) * kSageQueryScales +
+                            scale]
             : 0.0f;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
@@ -256,7 +257,7 @@ class SageConsumer {
       const int32_t row = first_row + row_of_thread() + half * 8;
       if (row >= args_.q_len) continue;
       store_sage_row<Config::kHeadDim>(args_, place_of(args_, it, row),
-                                       static_cast<int64_t>(it.sequence_head) * args_.q_len + row, half,
+                                       static_cast<int64_t>(it.sequence_head(args_)) * args_.q_len + row, half,
                                        visible_keys(args_, row) > 0, rows_.m[half], d, o,
                                        [&](int j) { return __ldg(reinterpret_cast<const float2*>(v_scale + 8 * j)); });
     }

@@ -20,7 +20,8 @@ __device__ void sage_produce(SageShared<Config>& shared, const CUtensorMap& q_ma
       cuda::barrier_wait(&shared.q_empty[q_ring.stage][c], q_ring.parity ^ 1);
       uint64_t* full = &shared.q_full[q_ring.stage][c];
       cuda::barrier_arrive_expect(full, Config::kQBytes);
-      cuda::copy_box_3d(shared.q[q_ring.stage][c], &q_map, full, 0, it.first_row + c * kTileRows, it.sequence_head);
+      cuda::copy_box_3d(shared.q[q_ring.stage][c], &q_map, full, 0, it.first_row + c * kTileRows,
+                        it.sequence_head(args));
     }
     q_ring.advance();
     const float* k_scale = args.k_scale + static_cast<int64_t>(it.kv_head) * args.num_blocks * kSageKeyScales;

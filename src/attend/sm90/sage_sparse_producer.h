@@ -36,8 +36,9 @@ class SageSparseProducer {
       for (int half = 0; half < kHalves; ++half) {
         Queries& to = shared_.queries[(kCrew == 0 ? half : 2) * 2 + q_ring_.stage];
         const int32_t row = it.first_row + (pass + half) * kTileRows;
-        const int64_t slab = static_cast<int64_t>(it.sequence_head) * num_slabs + min(row / kTileRows, num_slabs - 1);
-        cuda::copy_box_3d(to.q, &maps_.q, full, 0, row, it.sequence_head);
+        const int64_t slab =
+            static_cast<int64_t>(it.sequence_head(args_)) * num_slabs + min(row / kTileRows, num_slabs - 1);
+        cuda::copy_box_3d(to.q, &maps_.q, full, 0, row, it.sequence_head(args_));
         cuda::copy_bulk(to.q_scale, args_.q_scale + slab * kSageQueryScales, sizeof(to.q_scale), full);
         cuda::copy_bulk(to.v_scale, args_.v_scale + static_cast<int64_t>(it.kv_head) * Config::kHeadDim,
                         sizeof(to.v_scale), full);

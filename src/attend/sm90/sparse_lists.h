@@ -25,7 +25,7 @@ struct SparseWork {
         span(span_of(lists.q, order, it.first_row / kSparseRows, kSparseRows)),
         token(tokens_of(lists.q, order, span.first)),
         place(tilesieve::sm90::place_of(args, it, 0)),
-        shift(static_cast<int64_t>(it.sequence_head) * args.q_len + span.first) {}
+        shift(static_cast<int64_t>(it.sequence_head(args)) * args.q_len + span.first) {}
 
   __device__ RowPlace place_of(const DenseArgs& args, int32_t row) const {
     const int64_t at = token == nullptr ? span.first + row : token[row];
@@ -59,20 +59,20 @@ __device__ inline int32_t uniform(int32_t x) { return __shfl_sync(0xffffffffu, x
 class SparseList {
  public:
   // All lanes of a warp together.
-  __device__ SparseList(const DenseArgs& args, const SparseLists& lists, const DenseTile& it, int32_t order)
-      : SparseList(args, lists, it, order, lists.kv.num_tiles) {
+  __device__ SparseList(const DenseArgs& args, const SparseLists& lists, const DenseTile& it)
+      : SparseList(args, lists, it, lists.kv.num_tiles) {
     if (lists.kv_tile == nullptr) return;
     const int64_t row = static_cast<int64_t>(it.kv_head) * lists.q.num_tiles + it.first_row / kSparseRows;
     count_ = lists.count == nullptr ? find_end() : min(max(lists.count[row], 0), lists.capacity);
   }
 
-  // With the count known.
-  __device__ SparseList(const DenseArgs& args, const SparseLists& lists, const DenseTile& it, int32_t order,
-                        int32_t count)
+  // With the count known; `order` where spans are to be asked for.
+  __device__ SparseList(const DenseArgs& args, const SparseLists& lists, const DenseTile& it, int32_t count,
+                        int32_t order = 0)
       : lists_(lists), order_(order), count_(count) {
     if (lists.kv_tile == nullptr) return;
-    const int32_t sequence = it.sequence_head / args.num_q_heads, head = it.kv_head - sequence * args.num_kv_heads;
-    ids_ = lists.kv_tile + sequence * lists.sequence_stride + head * lists.head_stride +
+    const int32_t head = it.kv_head - it.sequence * args.num_kv_heads;
+    ids_ = lists.kv_tile + it.sequence * lists.sequence_stride + head * lists.head_stride +
            it.first_row / kSparseRows * lists.row_stride;
   }
 
@@ -162,7 +162,7 @@ class SparseWindow {
 // A tile of queries that a warp takes, a read at a time, so that none is waited for.
 class SparseTask {
  public:
-  int32_t tile = 0;             // num_tiles: none left
+  int32_t tile = 0;  // num_tiles: none left
   int32_t order = 0, count = 0;
   int32_t id = 0;  // of the first 32 of the list, one a lane
 
@@ -179,12 +179,11 @@ class SparseTask {
       case 1:
         tile = min(uniform(tile), args_->num_tiles);
         if (tile == args_->num_tiles) break;
-        order = order_of(lists_->kv, place().kv_head % args_->num_kv_heads);
-        count = SparseList(*args_, *lists_, place(), order).count();
+        count = SparseList(*args_, *lists_, place()).count();
         break;
       case 2:
         if (tile == args_->num_tiles) break;
-        id = SparseList(*args_, *lists_, place(), order, count).id(static_cast<int32_t>(threadIdx.x) % 32);
+        id = SparseList(*args_, *lists_, place(), count).id(static_cast<int32_t>(threadIdx.x) % 32);
         break;
     }
   }
@@ -211,10 +210,11 @@ __device__ void walk_lists(Fetch& to, const DenseArgs& args, const SparseLists& 
     if (task.tile + Fetch::kReserve * static_cast<int32_t>(gridDim.x) >= args.num_tiles) next.tile = args.num_tiles;
     const bool has_next = next.tile != args.num_tiles;
     const DenseTile it = DenseTile::of(args, task.tile, kSparseRows);
-    const SparseList list(args, lists, it, task.order, task.count);
+    const int32_t order = order_of(lists.kv, it.head / args.group_size);
+    const SparseList list(args, lists, it, task.count, order);
 #pragma unroll 1
     for (int pass = 0; pass < Fetch::kPasses; ++pass) {
-      to.begin(it, task.order, pass, task.count > 0);
+      to.begin(it, order, pass, task.count > 0);
       SparseWindow window(list, task.id);
 #pragma unroll 1
       for (int32_t position = 0; position < task.count; position += 2) {

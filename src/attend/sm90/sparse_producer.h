@@ -26,7 +26,7 @@ class SparseProducer {
       shared_.work[q_ring_.stage] = work;
       for (int c = 0; c < kSparseConsumers; ++c) {
         fetch_rows<Config>(shared_.q[q_ring_.stage][c], kTileRows, maps_.q, &shared_.q_full[q_ring_.stage][c],
-                           work.span.first + c * kTileRows, it.sequence_head % args_.num_q_heads, sequence_of(it));
+                           work.span.first + c * kTileRows, it.head, it.sequence);
       }
     }
     __syncwarp();
@@ -57,19 +57,18 @@ class SparseProducer {
 
  private:
   static __device__ bool is_first_lane() { return threadIdx.x % 32 == 0; }
-  __device__ int32_t sequence_of(const DenseTile& it) const { return it.sequence_head / args_.num_q_heads; }
 
   // One below the other in each panel.
   __device__ void fetch_tiles(uint8_t* to, const CUtensorMap& map, uint64_t* full, const TileSpan (&spans)[2],
                               const DenseTile& it) const {
-    const int32_t sequence = sequence_of(it), head = it.kv_head - sequence * args_.num_kv_heads;
+    const int32_t head = it.kv_head - it.sequence * args_.num_kv_heads;
     cuda::barrier_arrive_expect(full, Config::kKvBytes);
 #pragma unroll
     for (int panel = 0; panel < Config::kPanels; ++panel) {
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
         cuda::copy_box_4d(to + (panel * kDenseBlock + i * kSparseKeys) * Config::kPanelBytes, &map, full,
-                          panel * Config::kPanelElements, spans[i].first, head, sequence);
+                          panel * Config::kPanelElements, spans[i].first, head, it.sequence);
       }
     }
   }
