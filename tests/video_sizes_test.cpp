@@ -6,7 +6,6 @@
 #include <limits>
 
 #include "fake_tensor.h"
-#include "layout/video_tiling_sm90.h"
 #include "tilesieve/error.h"
 #include "tilesieve/video_mass_sm90.h"
 #include "tilesieve/video_sm90.h"
@@ -176,17 +175,6 @@ TEST(VideoSizes, TablesWithoutMemoryAreRefused) {
   } catch (const Error& error) {
     EXPECT_THAT(error.what(), HasSubstr("masses: got f32"));
   }
-}
-
-// Slots and spans of the longest sequence that a call takes still fit 32 bits.
-TEST(VideoSizes, TheLongestSequenceFits) {
-  sm90::VideoTiling tiling;
-  tiling.num_tokens = INT32_MAX - 256;
-  tiling.num_kv_heads = 1;
-  tiling.set_orders({{Segment{SegmentKind::text, tiling.num_tokens}}});
-  EXPECT_LE(tiling.num_q_tiles * sm90::kTileQueries, INT32_MAX);
-  EXPECT_EQ(tiling.kv_span.back().first + int64_t{tiling.kv_span.back().length}, tiling.num_tokens);
-  EXPECT_GT(tiling.kv_span.back().length, 0);
 }
 
 }  // namespace
