@@ -318,6 +318,7 @@ void route_video(const TensorView& q, const TensorView& k, DenseLayout layout, c
   const VideoTiling& tiling = tables.tiling();
   check_tables(shape, tiling);
   check_lists(block_index, shape, tiling, q.num_dims == 4, video_list_capacity(tables, routing));
+  check_written("block_index", block_index);
   int64_t bytes = 0;
   const VideoChoice choice(tiling, shape, bytes);
   check_uploaded(tiling, device.index);

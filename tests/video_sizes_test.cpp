@@ -20,7 +20,7 @@ sm90::VideoTables tables_of(const TokenSequence& sequence, int64_t heads, const 
 }
 
 TokenSequence texts(int64_t count) {
-  return {std::vector<Segment>(static_cast<size_t>(count), Segment{SegmentKind::text, 1})};
+  return {std::vector<Segment>(static_cast<size_t>(count), Segment{SegmentKind::text, 1, {}})};
 }
 
 struct Call {
@@ -148,6 +148,10 @@ TEST(VideoSizes, StridesAreRefusedByName) {
                                   : "k: got a stride of 549755813888 elements of 2 bytes, at most 2^40 - 1 bytes");
     call.tables = tables_of(TokenSequence::parse("video:3x8x8"), 2, "4x4x4");
     EXPECT_EQ(call.refusal(), "accepted") << "laid out first";
+    call.outputs.lse.strides[1] = 0;
+    EXPECT_THAT(call.refusal(), HasSubstr("lse: got f32[192, 2] strides"));
+    call.outputs.o.strides[0] = 0;
+    EXPECT_THAT(call.refusal(), HasSubstr("o: got bf16[192, 2, 64] strides"));
   }
 }
 

@@ -78,10 +78,12 @@ DenseShape::DenseShape(const DenseInputs& inputs, const DenseOutputs& outputs, c
   check_view("v", inputs.v, {inputs.q.dtype}, keys(), layout, batched, true);
   v = axes_of(inputs.v, layout, batched, true);
   check_view("o", outputs.o, {DType::bf16, DType::f16}, q, layout, batched, true);
+  check_written("o", outputs.o);
   o = axes_of(outputs.o, layout, batched, true);
   has_lse = outputs.lse.data != nullptr;
   if (has_lse) {
     check_view("lse", outputs.lse, {DType::f32}, q, layout, batched, false);
+    check_written("lse", outputs.lse);
     lse = axes_of(outputs.lse, layout, batched, false);
   }
   set_softmax_scale(options.softmax_scale);
