@@ -102,8 +102,7 @@ TEST(VideoSizes, ShapesAtTheLimitsAreToldApart) {
   EXPECT_THAT(Call(one, 3, 2).refusal(), HasSubstr("k: got 2 KV heads for 3 query heads, expected a divisor"));
   EXPECT_THAT(Call(one, 4, 4).refusal(), HasSubstr("tables: got some of 2 KV heads, expected the 4 of k"));
   Call none(one, 2, 2, 1);
-  for (TensorView* view :
-       {&none.inputs.q, &none.inputs.k, &none.inputs.v, &none.outputs.o, &none.outputs.lse}) {
+  for (TensorView* view : {&none.inputs.q, &none.inputs.k, &none.inputs.v, &none.outputs.o, &none.outputs.lse}) {
     view->sizes[0] = 0;
     view->data = nullptr;
   }
@@ -172,7 +171,8 @@ TEST(VideoSizes, TablesWithoutMemoryAreRefused) {
   EXPECT_THROW(tables.upload(nullptr, tables.bytes()), Error);
   EXPECT_THROW(tables.upload(reinterpret_cast<void*>(256), tables.bytes() - 1), Error);
   EXPECT_THROW(tables.upload(reinterpret_cast<void*>(128), tables.bytes()), Error);
-  TensorView masses = contiguous_view(nullptr, DType::f32, {2, sm90::num_sampled_tiles(tables, 0), tables.num_kv_tiles()});
+  TensorView masses =
+      contiguous_view(nullptr, DType::f32, {2, sm90::num_sampled_tiles(tables, 0), tables.num_kv_tiles()});
   try {
     sm90::judge_tile_masses(tables, masses, {});
     ADD_FAILURE();

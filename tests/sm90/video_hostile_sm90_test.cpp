@@ -73,15 +73,12 @@ class Call {
     for (TensorView* view : {&inputs.q, &inputs.k, &inputs.v}) *view = device_view(nullptr, DType::bf16, sizes);
   }
 
-  void set(TensorView& view, const std::vector<uint16_t>& values) {
-    view.data = memory_.emplace_back(values).data();
-  }
+  void set(TensorView& view, const std::vector<uint16_t>& values) { view.data = memory_.emplace_back(values).data(); }
   void set_lists(const std::vector<int32_t>& ids, int64_t capacity, int64_t row_stride, int64_t head_stride = 0) {
     ids_ = DeviceMemory(ids);
-    inputs.block_index =
-        device_view(ids.empty() ? nullptr : ids_.data(), DType::i32,
-                    {inputs.q.sizes[0], tables.num_kv_heads(), tables.num_q_tiles(), capacity},
-                    {0, head_stride, row_stride, 1});
+    inputs.block_index = device_view(ids.empty() ? nullptr : ids_.data(), DType::i32,
+                                     {inputs.q.sizes[0], tables.num_kv_heads(), tables.num_q_tiles(), capacity},
+                                     {0, head_stride, row_stride, 1});
   }
   void enqueue(cudaStream_t stream = nullptr) {
     const int64_t bytes = sm90::video_attention_workspace(inputs, outputs, tables, options);
@@ -201,8 +198,9 @@ TEST_F(VideoHostile, IdsThatNoTileHasAreTilesWithoutKeys) {
     const int32_t far = INT32_MAX, behind = static_cast<int32_t>(call.tables.num_kv_tiles());
     // Tile 0 has 3 keys, the last one, 8, 495 % 64 = 47.
     ASSERT_EQ(behind, 9);
-    for (const std::vector<int32_t>& ids : std::vector<std::vector<int32_t>>{
-             {far, behind, 0, far, 8, 1000, 4, behind}, {far, far, far, 0, 8, 4, -1, -1}, {8, 4, 0, far, -1, -1, -1, -7}}) {
+    for (const std::vector<int32_t>& ids : std::vector<std::vector<int32_t>>{{far, behind, 0, far, 8, 1000, 4, behind},
+                                                                             {far, far, far, 0, 8, 4, -1, -1},
+                                                                             {8, 4, 0, far, -1, -1, -1, -7}}) {
       call.set_lists(ids, 8, 0);
       const Outputs got = call.run();
       for (float lse : got.lse) ASSERT_NEAR(lse, std::log(3 + 47 + 64), 1e-4);
@@ -278,7 +276,8 @@ TEST_F(VideoHostile, TokensFarApartAreFound) {
         TensorView& view = *views[i];
         auto* far = static_cast<uint16_t*>(memory.data()) + i * 128;
         if (i < 3) {
-          ASSERT_EQ(cudaMemcpy2D(far, 2 * kStride, view.data, 256, 256, kTokens, cudaMemcpyDeviceToDevice), cudaSuccess);
+          ASSERT_EQ(cudaMemcpy2D(far, 2 * kStride, view.data, 256, 256, kTokens, cudaMemcpyDeviceToDevice),
+                    cudaSuccess);
         }
         view.data = far;
         view.strides[1] = kStride;
@@ -369,8 +368,8 @@ TEST_F(VideoHostile, CallsDoNotMeet) {
     std::vector<Call> calls;
     std::vector<Outputs> want;
     for (uint32_t i = 0; i < 4; ++i) {
-      calls.push_back(random_call(TokenSequence::parse("text:70,video:9x16x16"), i % 2 == 0 ? "4x4x4" : "raster", 4, 128,
-                                  10 * i));
+      calls.push_back(
+          random_call(TokenSequence::parse("text:70,video:9x16x16"), i % 2 == 0 ? "4x4x4" : "raster", 4, 128, 10 * i));
       calls.back().options.arithmetic = arithmetic;
       calls.back().options.routing.budget = 0.2 + 0.1 * i;
       want.push_back(calls.back().run());
