@@ -85,7 +85,8 @@ class DenseConsumer {
       const float sum = softmax_.sum(half);
       const int32_t row = first_row_ + row_of_thread() + half * 8;
       if (row < args_.q_len)
-        softmax_.store(args_, place_of(args_, it, row), half, sum, visible_keys(args_, row) > 0, o);
+        softmax_.template store<RowWrites::in_words>(args_, place_of(args_, it, row), half, sum,
+                                                     visible_keys(args_, row) > 0, o);
     }
   }
 

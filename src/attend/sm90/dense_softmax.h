@@ -46,13 +46,14 @@ class DenseSoftmax {
   }
 
   // o and the LSE of one row, by the lanes that share it.
+  template <RowWrites kWrites>
   __device__ void store(const DenseArgs& args, const RowPlace& place, int half, float sum, bool sees,
                         const float (&o)[Config::kOutputs]) const {
     const float inverse = 1.0f / sum;
-    store_row<Config::kHeadDim>(args, place.o, sees, [&](int j) {
+    store_row<kWrites, Config::kHeadDim>(args, place, sees, [&](int j) {
       return make_float2(o[4 * j + 2 * half] * inverse, o[4 * j + 2 * half + 1] * inverse);
     });
-    if (args.lse.data == nullptr || threadIdx.x % 4 != 0) return;
+    if (args.lse.data == nullptr || threadIdx.x % 4 != 0 || !place.exists) return;
     static_cast<float*>(args.lse.data)[place.lse] = sees ? natural_lse(sum, m_[half]) : -INFINITY;
   }
 

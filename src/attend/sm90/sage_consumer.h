@@ -256,10 +256,10 @@ class SageConsumer {
       const float d = sum_of_lanes(rows_.d[half]);
       const int32_t row = first_row + row_of_thread() + half * 8;
       if (row >= args_.q_len) continue;
-      store_sage_row<Config::kHeadDim>(args_, place_of(args_, it, row),
-                                       static_cast<int64_t>(it.sequence_head(args_)) * args_.q_len + row, half,
-                                       visible_keys(args_, row) > 0, rows_.m[half], d, o,
-                                       [&](int j) { return __ldg(reinterpret_cast<const float2*>(v_scale + 8 * j)); });
+      store_sage_row<RowWrites::in_words, Config::kHeadDim>(
+          args_, place_of(args_, it, row), static_cast<int64_t>(it.sequence_head(args_)) * args_.q_len + row, half,
+          visible_keys(args_, row) > 0, rows_.m[half], d, o,
+          [&](int j) { return __ldg(reinterpret_cast<const float2*>(v_scale + 8 * j)); });
     }
   }
 

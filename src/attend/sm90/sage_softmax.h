@@ -84,16 +84,16 @@ __device__ inline float sum_of_lanes(float d) {
 
 // o and the LSE of one of the thread's rows; d of all lanes. v_scale(j): of channels 8 j + 2 pair and + 1. `shift`:
 // where the row's LSE shift lies.
-template <int kHeadDim, int kOutputs, class ValueScale>
+template <RowWrites kWrites, int kHeadDim, int kOutputs, class ValueScale>
 __device__ void store_sage_row(const SageArgs& args, const RowPlace& place, int64_t shift, int half, bool sees, float m,
                                float d, const float (&o)[kOutputs], ValueScale v_scale) {
   const float inverse = cuda::reciprocal_approx(d);
-  store_row<kHeadDim>(args, place.o, sees, [&](int j) {
+  store_row<kWrites, kHeadDim>(args, place, sees, [&](int j) {
     const float2 scale = v_scale(j);
     return make_float2(cuda::mul_flush(cuda::mul_flush(o[4 * j + 2 * half], inverse), scale.x),
                        cuda::mul_flush(cuda::mul_flush(o[4 * j + 2 * half + 1], inverse), scale.y));
   });
-  if (args.lse.data == nullptr || threadIdx.x % 4 != 0) return;
+  if (args.lse.data == nullptr || threadIdx.x % 4 != 0 || !place.exists) return;
   float lse = natural_lse(d, m);
   if (args.lse_shift != nullptr) lse += args.lse_shift[shift];
   static_cast<float*>(args.lse.data)[place.lse] = sees ? lse : -INFINITY;

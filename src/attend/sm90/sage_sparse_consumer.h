@@ -168,9 +168,9 @@ class SageSparseConsumer {
     for (int i = 0; i < 2; ++i) {
       const float d = sum_of_lanes(d_[i]);
       const int32_t row = half * kTileRows + row_of_thread() + i * 8;
-      if (row >= it.span.length) continue;
-      store_sage_row<Config::kHeadDim>(args_, it.place_of(args_, row), it.shift + row, i, sees, m_[i], d, o,
-                                       [&](int j) { return *reinterpret_cast<const float2*>(v_scale + 8 * j); });
+      store_sage_row<RowWrites::together, Config::kHeadDim>(
+          args_, it.place_of(args_, row), it.shift + row, i, sees, m_[i], d, o,
+          [&](int j) { return *reinterpret_cast<const float2*>(v_scale + 8 * j); });
     }
   }
 

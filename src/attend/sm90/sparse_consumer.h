@@ -115,7 +115,7 @@ class SparseConsumer {
     for (int half = 0; half < 2; ++half) {
       const float sum = softmax_.sum(half);
       const int32_t row = warpgroup_ * kTileRows + row_of_thread() + half * 8;
-      if (row < work.span.length) softmax_.store(args_, work.place_of(args_, row), half, sum, sees, o);
+      softmax_.template store<RowWrites::together>(args_, work.place_of(args_, row), half, sum, sees, o);
     }
   }
 

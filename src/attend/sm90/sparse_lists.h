@@ -28,8 +28,9 @@ struct SparseWork {
         shift(static_cast<int64_t>(it.sequence_head(args)) * args.q_len + span.first) {}
 
   __device__ RowPlace place_of(const DenseArgs& args, int32_t row) const {
-    const int64_t at = token == nullptr ? span.first + row : token[row];
-    return {place.o + at * args.o.token_stride, place.lse + at * args.lse.token_stride};
+    const bool exists = row < span.length;
+    const int64_t at = token == nullptr || !exists ? span.first + row : token[row];
+    return {place.o + at * args.o.token_stride, place.lse + at * args.lse.token_stride, exists};
   }
 };
 
