@@ -34,8 +34,11 @@ inline void check_tables(const DenseShape& shape, const VideoTiling& tiling) {
   check_limit("k: tiles of all heads", shape.q.sequences * shape.k.heads * tiling.num_kv_tiles, INT32_MAX / 2);
 }
 
-inline void check_uploaded(const VideoTiling& tiling) {
-  if (tiling.on_device.own == nullptr) fail("tables: not on the device, expected them after upload()");
+inline void check_uploaded(const VideoTiling& tiling, int device) {
+  if (tiling.device < 0) fail("tables: not on the device, expected them after upload()");
+  if (tiling.device != device) {
+    fail("tables: uploaded to cuda:{}, expected the current device, cuda:{}", tiling.device, device);
+  }
 }
 
 }  // namespace tilesieve::sm90

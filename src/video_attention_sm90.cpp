@@ -43,6 +43,23 @@ int64_t num_kept(const VideoTiling& tiling, const VideoRouting& routing) {
   return std::min(tiling.num_kv_tiles, kept);
 }
 
+// Whether each row gets all tiles. Rows have different numbers of forced ones.
+bool takes_all(const VideoTiling& tiling, const VideoRouting& routing) {
+  if (tiling.num_unforced == 0) return true;
+  return num_chosen(tiling, routing) >= (counts_forced(routing) ? tiling.num_kv_tiles : tiling.num_unforced);
+}
+
+// Of a tensor that the copy engine reads where it lies.
+void check_strides(const char* argument, const DenseAxes& axes) {
+  const std::pair<int64_t, int64_t> dimensions[] = {
+      {axes.sequences, axes.sequence_stride}, {axes.heads, axes.head_stride}, {axes.tokens, axes.token_stride}};
+  for (const auto& [size, stride] : dimensions) {
+    if (size > 1 && stride >= int64_t{1} << 39) {
+      fail("{}: got a stride of {} elements of 2 bytes, at most 2^40 - 1 bytes", argument, stride);
+    }
+  }
+}
+
 }  // namespace
 
 int64_t video_list_capacity(const VideoTables& tables, const VideoRouting& routing) {
@@ -56,7 +73,7 @@ VideoChoice::VideoChoice(const VideoTiling& tiling, const DenseShape& shape, int
       num_sequences_(static_cast<int32_t>(shape.q.sequences)),
       group_size_(static_cast<int32_t>(shape.q.heads / shape.k.heads)),
       dim_(shape.dim) {
-  check_limit("k: tiles of a head to choose from", tiling.num_kv_tiles, kMaxChoice);
+  check_limit("tables: tiles of keys to choose from", tiling.num_kv_tiles, kMaxChoice);
   const int64_t q_tiles = shape.q.sequences * shape.q.heads * tiling.num_q_tiles;
   const int64_t kv_heads = shape.q.sequences * shape.k.heads;
   q_sum_ = take_workspace(taken, 4 * q_tiles * 2 * dim_);
@@ -93,13 +110,17 @@ VideoAttentionCall::VideoAttentionCall(const VideoInputs& inputs, const DenseOut
     gathered_q_ = take(heads * group * bytes);
     gathered_k_ = take(heads * bytes);
     gathered_v_ = take(heads * bytes);
+  } else {
+    check_strides("q", shape_.q);
+    check_strides("k", shape_.k);
+    check_strides("v", shape_.v);
   }
-  if (inputs.block_index.data != nullptr || inputs.block_index.num_dims != 0) {
+  if (has_lists()) {
     check_lists(inputs.block_index, shape_, tiling, inputs.q.num_dims == 4, 0);
     return;
   }
   check_routing(options.routing);
-  if (num_kept(tiling, options.routing) == tiling.num_kv_tiles) return;  // all, which need no lists
+  if (takes_all(tiling, options.routing)) return;  // which needs no lists
   choice_.emplace(tiling, shape_, workspace_bytes_);
   capacity_ = video_list_capacity(tables_, options.routing);
   kv_tile_ = take(4 * heads * tiling.num_q_tiles * capacity_);
@@ -109,7 +130,11 @@ VideoAttentionCall::VideoAttentionCall(const VideoInputs& inputs, const DenseOut
 SparseLists VideoAttentionCall::lists(void* workspace) const {
   const VideoTiling& tiling = tables_.tiling();
   SparseLists lists;
-  if (inputs_.block_index.data != nullptr) lists = lists_of(inputs_.block_index);
+  if (has_lists()) {
+    lists = lists_of(inputs_.block_index);
+    // Lists of no room need no address, but without one they would be all tiles.
+    if (lists.kv_tile == nullptr) lists.kv_tile = at<int32_t>(workspace, next_tile_);
+  }
   if (chooses()) {
     lists.kv_tile = at<int32_t>(workspace, kv_tile_);
     lists.count = at<int32_t>(workspace, count_);
@@ -213,13 +238,41 @@ int64_t route_video_workspace(const TensorView& q, const TensorView& k, DenseLay
 
 #ifdef TILESIEVE_HAS_CUDA
 
+namespace {
+
+using Named = std::pair<const char*, TensorView>;
+
+// What is written may not lie where something is read, nor where something else is written.
+void check_apart(std::initializer_list<Named> read, std::initializer_list<Named> written) {
+  for (const Named* to = written.begin(); to != written.end(); ++to) {
+    for (const auto& [name, view] : read) {
+      if (overlap(to->second, view)) fail("{}: overlaps {}", to->first, name);
+    }
+    for (const Named* other = written.begin(); other != to; ++other) {
+      if (overlap(to->second, other->second)) fail("{}: overlaps {}", to->first, other->first);
+    }
+  }
+}
+
+TensorView workspace_view(void* workspace, int64_t bytes, const Device& device) {
+  TensorView view = contiguous_view(workspace, DType::u8, {bytes});
+  view.device = device;
+  return view;
+}
+
+}  // namespace
+
 void video_attention(const VideoInputs& inputs, const DenseOutputs& outputs, const VideoTables& tables,
                      const VideoCallOptions& options, void* workspace, int64_t workspace_bytes, void* stream) {
   const cuda::NvtxRange nvtx("video attention");
   const cuda::DeviceFacts device = cuda::hopper_device();
   const VideoAttentionCall call(inputs, outputs, tables, options);
-  check_uploaded(tables.tiling());
+  check_uploaded(tables.tiling(), device.index);
   check_workspace(workspace, workspace_bytes, call.workspace_bytes());
+  check_apart({{"q", inputs.q}, {"k", inputs.k}, {"v", inputs.v}, {"block_index", inputs.block_index}},
+              {{"o", outputs.o},
+               {"lse", outputs.lse},
+               {"workspace", workspace_view(workspace, call.workspace_bytes(), inputs.q.device)}});
   if (outputs.o.num_elements() == 0) return;
   call.prepare(workspace, stream);
   call.route(workspace, stream);
@@ -230,15 +283,18 @@ void route_video(const TensorView& q, const TensorView& k, DenseLayout layout, c
                  const VideoRouting& routing, const TensorView& block_index, void* workspace, int64_t workspace_bytes,
                  void* stream) {
   const cuda::NvtxRange nvtx("route video");
-  cuda::hopper_device();
+  const cuda::DeviceFacts device = cuda::hopper_device();
   const DenseShape shape(q, k, layout, {DType::bf16, DType::f16});
   const VideoTiling& tiling = tables.tiling();
   check_tables(shape, tiling);
   check_lists(block_index, shape, tiling, q.num_dims == 4, video_list_capacity(tables, routing));
+  check_written("block_index", block_index);
   int64_t bytes = 0;
   const VideoChoice choice(tiling, shape, bytes);
-  check_uploaded(tiling);
+  check_uploaded(tiling, device.index);
   check_workspace(workspace, workspace_bytes, bytes);
+  check_apart({{"q", q}, {"k", k}},
+              {{"block_index", block_index}, {"workspace", workspace_view(workspace, bytes, q.device)}});
   if (block_index.num_elements() == 0) return;
   const HeadRows queries =
       in_tiles(head_rows(q, shape.q, shape), tiling.on_device.q, kTileQueries, shape.q.heads / shape.k.heads);

@@ -45,6 +45,7 @@ class VideoAttentionCall {
   void attend(void* workspace, int num_sms, void* stream) const;
 
  private:
+  bool has_lists() const { return inputs_.block_index.data != nullptr || inputs_.block_index.num_dims != 0; }
   bool chooses() const { return choice_.has_value(); }
   bool gathers() const { return gathered_q_ >= 0; }
   SparseLists lists(void* workspace) const;

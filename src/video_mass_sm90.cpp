@@ -103,7 +103,8 @@ std::vector<VideoMass> judge_tile_masses(const VideoTables& tables, const Tensor
     return view.num_dims == std::ssize(sizes) && std::equal(sizes.begin(), sizes.end(), view.sizes.begin());
   };
   if (masses.dtype != DType::f32 || masses.device.kind != DeviceKind::cpu || !masses.is_contiguous() ||
-      !has_sizes(masses, sizes_of(batched, sequences, heads, std::ssize(samples), nk))) {
+      !has_sizes(masses, sizes_of(batched, sequences, heads, std::ssize(samples), nk)) ||
+      (masses.data == nullptr && masses.num_elements() > 0)) {
     fail(
         "masses: got {}, expected contiguous f32[{}, num_sampled_tiles, {}] on the CPU = num_kv_heads, "
         "num_sampled_tiles, num_kv_tiles, or [num_sequences, ...] of these",
@@ -146,12 +147,12 @@ std::vector<VideoMass> judge_tile_masses(const VideoTables& tables, const Tensor
 void tile_masses(const TensorView& q, const TensorView& k, DenseLayout layout, const VideoTables& tables,
                  double softmax_scale, int64_t num_sampled, const TensorView& masses, void* stream) {
   const cuda::NvtxRange nvtx("tile masses");
-  cuda::hopper_device();
+  const cuda::DeviceFacts device = cuda::hopper_device();
   DenseShape shape(q, k, layout, {DType::bf16, DType::f16});
   shape.set_softmax_scale(softmax_scale);
   const VideoTiling& tiling = tables.tiling();
   check_tables(shape, tiling);
-  check_uploaded(tiling);
+  check_uploaded(tiling, device.index);
   const std::vector<int64_t> samples = CommonTiles(tables).sample(num_sampled);
   const int64_t num_samples = std::ssize(samples), nk = tables.num_kv_tiles();
   if (q.num_dims == 4) {

@@ -35,8 +35,10 @@ void route_video(const TensorView& q, const TensorView& k, DenseLayout layout, c
 // As DenseInputs: [tokens, heads, head_dim] or [heads, tokens, head_dim], as many tokens as the tables have. bf16, or
 // with Arithmetic::int8 f16 also.
 struct VideoInputs : DenseInputs {
-  // Lists to attend to, as route_video() writes them, or no data: they are chosen. The order of ids says which two
-  // tiles share a step. The last dimension is dense.
+  // Lists to attend to, of any capacity, or nothing: they are chosen. As route_video() writes them: each tile once,
+  // ascending, then -1. These lists are taken as they are, other than a block index of sparse_attention(): the order of
+  // ids says which two tiles share a step, and so the last bits; a tile that comes twice counts twice; ids that no tile
+  // has are tiles without keys; and whether anything behind a -1 counts is not said. The last dimension is dense.
   TensorView block_index;
 };
 

@@ -24,6 +24,7 @@ class VideoTables {
 
   int64_t bytes() const;
   // Copies them to `memory` on the current device, of bytes() bytes aligned to 256, and waits. Throws Error as a call.
+  // Calls are then on this device, and none may be made, with this object or a copy, while another thread uploads.
   void upload(void* memory, int64_t memory_bytes);
 
   int64_t num_tokens() const;

@@ -11,6 +11,7 @@
 #include "layout/video_tiling_sm90.h"
 #include "tensor/segment_blocks.h"
 #ifdef TILESIEVE_HAS_CUDA
+#include "cuda/device.h"
 #include "cuda/upload.h"
 #endif
 
@@ -70,6 +71,7 @@ void VideoTiling::set_orders(const std::vector<std::vector<Segment>>& segments_o
       owned.push_back(own_tiles(q.spans[i], q.is_video[i] != 0, kv.spans));
       if (q.is_video[i] != 0) {
         num_forced = std::max(num_forced, owned.back().length + std::ssize(kv.spans) - num_video);
+        num_unforced = std::max(num_unforced, num_video - owned.back().length);
       } else {
         has_other_queries = true;
       }
@@ -85,7 +87,7 @@ void VideoTiling::set_orders(const std::vector<std::vector<Segment>>& segments_o
   on_device.num_kv_heads = static_cast<int32_t>(num_kv_heads);
 }
 
-std::vector<std::byte> VideoTiling::place_at(void* memory) {
+std::vector<std::byte> VideoTiling::place_at(void* memory, VideoTiles& placed, TileBoxes& placed_boxes) const {
   std::vector<std::byte> image;
   const auto place = [&]<class T>(const std::vector<T>& table) -> const T* {
     if (table.empty()) return nullptr;
@@ -94,13 +96,13 @@ std::vector<std::byte> VideoTiling::place_at(void* memory) {
     std::memcpy(image.data() + at, table.data(), size);
     return reinterpret_cast<const T*>(static_cast<std::byte*>(memory) + at);
   };
-  on_device.q.span = place(q_span);
-  on_device.kv.span = place(kv_span);
-  on_device.q.token = on_device.kv.token = place(token);
-  on_device.q.order_of_head = on_device.kv.order_of_head = place(order_of_head);
-  on_device.own = place(own);
-  on_device.is_video = place(is_video);
-  boxes = {place(box_kv_tiles), place(num_routed_boxes)};
+  placed.q.span = place(q_span);
+  placed.kv.span = place(kv_span);
+  placed.q.token = placed.kv.token = place(token);
+  placed.q.order_of_head = placed.kv.order_of_head = place(order_of_head);
+  placed.own = place(own);
+  placed.is_video = place(is_video);
+  placed_boxes = {place(box_kv_tiles), place(num_routed_boxes)};
   return image;
 }
 
@@ -167,8 +169,13 @@ void VideoTables::upload(void* memory, int64_t memory_bytes) {
     fail("memory: not aligned to {} bytes", kTableAlignment);
   }
 #ifdef TILESIEVE_HAS_CUDA
-  const std::vector<std::byte> image = tiling_->place_at(memory);
+  VideoTiles placed = tiling_->on_device;
+  TileBoxes placed_boxes;
+  const std::vector<std::byte> image = tiling_->place_at(memory, placed, placed_boxes);
   cuda::upload(memory, image.data(), image.size());
+  tiling_->on_device = placed;
+  tiling_->boxes = placed_boxes;
+  tiling_->device = cuda::current_device().index;
 #else
   fail("upload: this build has no CUDA (TILESIEVE_CUDA=OFF)");
 #endif

@@ -26,13 +26,15 @@ struct VideoTiling {
   std::vector<TileSpan> box_kv_tiles;
   std::vector<int32_t> num_routed_boxes;
 
-  // Tiles of keys, of the order that has most.
+  // Tiles of keys, of the order that has most; of the last two, of the tile of the video's queries that has most.
   int64_t num_video_kv_tiles = 0;
-  int64_t num_forced = 0;          // of a tile of the video's queries: its own, and those that are not video
+  int64_t num_forced = 0;          // its own, and those that are not video
+  int64_t num_unforced = 0;        // the others
   bool has_other_queries = false;  // than the video's
 
   VideoTiles on_device;  // without addresses before the upload
   TileBoxes boxes;       // likewise, where there are some
+  int device = -1;       // that they are of
 
   // Tokens and heads; returns a head of each order. Throws Error where the two do not fit.
   std::vector<int64_t> set_layout(const TokenSequence& sequence, const TokenLayout& layout);
@@ -40,8 +42,8 @@ struct VideoTiling {
   void set_orders(const std::vector<std::vector<Segment>>& segments_of_order);
 
   int64_t bytes() const;
-  // What is to lie at `memory`, where on_device is to find it from then on.
-  std::vector<std::byte> place_at(void* memory);
+  // What is to lie at `memory`, and in the last two where.
+  std::vector<std::byte> place_at(void* memory, VideoTiles& placed, TileBoxes& placed_boxes) const;
 };
 
 // Of Veda's tiles, a box for each head. A row gets its own box and no other.

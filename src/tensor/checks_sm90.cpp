@@ -46,6 +46,14 @@ void check_rows(std::string_view argument, const TensorView& view) {
   }
 }
 
+void check_written(std::string_view argument, const TensorView& view) {
+  for (int i = 0; i < view.num_dims; ++i) {
+    if (view.sizes[i] > 1 && view.strides[i] == 0) {
+      fail("{}: got {}, expected no stride of 0 where results are written", argument, view.describe());
+    }
+  }
+}
+
 void check_contiguous_i32(std::string_view argument, const TensorView& view, int64_t size, std::string_view shape) {
   check_tensor(argument, view, {DType::i32}, {size}, shape);
   if (!view.is_contiguous()) fail("{}: got a stride of {}, expected 1", argument, view.strides[0]);

@@ -18,6 +18,9 @@ void check_tensor(std::string_view argument, const TensorView& view, std::initia
 // What 16-byte accesses and the copy engine ask of a tensor whose last dimension is head_dim.
 void check_rows(std::string_view argument, const TensorView& view);
 
+// That no two elements of a tensor that is written lie in one place by a stride of 0.
+void check_written(std::string_view argument, const TensorView& view);
+
 void check_contiguous_i32(std::string_view argument, const TensorView& view, int64_t size, std::string_view shape);
 
 void check_limit(std::string_view argument, int64_t got, int64_t limit);

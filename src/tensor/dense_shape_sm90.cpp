@@ -2,6 +2,7 @@
 #include "tensor/dense_shape_sm90.h"
 
 #include <cmath>
+#include <limits>
 
 #include "base/fail.h"
 #include "base/rounding.h"
@@ -77,10 +78,12 @@ DenseShape::DenseShape(const DenseInputs& inputs, const DenseOutputs& outputs, c
   check_view("v", inputs.v, {inputs.q.dtype}, keys(), layout, batched, true);
   v = axes_of(inputs.v, layout, batched, true);
   check_view("o", outputs.o, {DType::bf16, DType::f16}, q, layout, batched, true);
+  check_written("o", outputs.o);
   o = axes_of(outputs.o, layout, batched, true);
   has_lse = outputs.lse.data != nullptr;
   if (has_lse) {
     check_view("lse", outputs.lse, {DType::f32}, q, layout, batched, false);
+    check_written("lse", outputs.lse);
     lse = axes_of(outputs.lse, layout, batched, false);
   }
   set_softmax_scale(options.softmax_scale);
@@ -91,6 +94,11 @@ void DenseShape::set_softmax_scale(double scale) {
     fail("softmax_scale: got {}, expected a positive number, or 0 for 1 / sqrt(head_dim)", scale);
   }
   softmax_scale = static_cast<float>(scale != 0 ? scale : 1 / std::sqrt(static_cast<double>(q.head_dim)));
+  // Kernels multiply it with log2 e, 1.44, and a mask's infinity with both.
+  if (softmax_scale < std::numeric_limits<float>::min() || softmax_scale > std::numeric_limits<float>::max() / 2) {
+    fail("softmax_scale: got {}, expected what f32 holds, {} to {}", scale, std::numeric_limits<float>::min(),
+         std::numeric_limits<float>::max() / 2);
+  }
 }
 
 // As k and v must have them.

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // A sparse Sage consumer warpgroup: 64 query rows in INT8 stay, pairs of key tiles pass, 128 keys a step. The
 // arithmetic is that of sage_consumer.h, exact form, but for the scales of keys, which each tile of 64 keys has its
-// own; and any step may have a short tile, not the last one alone.
+// own, and for masked keys, which weigh 0 whatever the others' logits; and any step may have a short tile, not the last
+// one alone.
 #pragma once
 
 #include "attend/sm90/sage_softmax.h"
@@ -22,7 +23,7 @@ class SageSparseConsumer {
       if (uniform(work().is_end)) return;
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        m_[i] = kSageMasked;
+        m_[i] = kLowest;
         d_[i] = 1.0f;  // times an alpha of 0
       }
       float o[Config::kOutputs];
@@ -37,6 +38,7 @@ class SageSparseConsumer {
 
  private:
   static constexpr int kScores = kSparseKeys, kProbabilities = kScores / 4;  // of a thread
+  static constexpr float kLowest = -1e30f;
 
   __device__ int crew() const { return q_ring_.warpgroup() / 2; }
   __device__ SageSparseStage<Config>& stage() const { return shared_.stage[ring_.stage()]; }
@@ -139,7 +141,7 @@ class SageSparseConsumer {
   }
 
   static __device__ float float_peak(const int32_t (&s)[kScores], int tile, int half) {
-    float largest = kSageMasked;
+    float largest = -INFINITY;
 #pragma unroll
     for (int j = 0; j < kScores / 8; ++j) {
       const int at = tile * kScores / 2 + 4 * j + 2 * half;
@@ -154,7 +156,7 @@ class SageSparseConsumer {
     for (int i = 0; i < kScores; ++i) {
       const int tile = i / (kScores / 2), key = i % (kScores / 2) / 4 * 8 + pair * 2 + i % 2;
       const float y = cuda::mul_flush(__int2float_rz(s[i]), delta[tile]);
-      s[i] = __float_as_int(key < run.length(tile) ? y : kSageMasked);
+      s[i] = __float_as_int(key < run.length(tile) ? y : -INFINITY);
     }
   }
 

@@ -96,8 +96,8 @@ class SparseList {
   // The first -1: the lanes probe places that are far apart, then those between.
   __device__ int32_t find_end() const {
     const int32_t lane = static_cast<int32_t>(threadIdx.x) % 32;
-    int32_t begin = 0;
-    for (int32_t stride = 1024; stride > 0; stride /= 32) {
+    int32_t begin = 0;  // 32 probes are to reach the capacity
+    for (int32_t stride = lists_.capacity > 32 * 1024 ? 1 << 25 : 1024; stride > 0; stride /= 32) {
       const int32_t place = begin + lane * stride;
       const bool valid = place < lists_.capacity && ids_[place] >= 0;
       const int32_t found = __popc(__ballot_sync(0xffffffffu, valid));
