@@ -6,7 +6,8 @@
 
   cudnn      dense attention by PyTorch, with cuDNN's kernels, in bf16
   flex       FlexAttention, compiled, in bf16, over blocks of 128 queries x 64 keys, its own size for this head_dim
-  sparge     SpargeAttn's kernel over a given mask, in 8 bits; on Hopper its blocks are 64 queries x 128 keys
+  sparge     SpargeAttn over a given mask, in 8 bits; on Hopper its blocks are 64 queries x 128 keys
+  sparge-call  SpargeAttn's whole call, with its own choice of as many blocks, by its default settings
   int8, bf16 tilesieve.video_attention, over flex's blocks (-lists), and with its own choice of as many (-call)
 
 56 heads of 128 channels, 38,304 tokens of video; keys have an offset in each channel. A row of blocks keeps ceil(share *
@@ -103,6 +104,21 @@ def sparge(tensors: Tensors, mask: torch.Tensor) -> Launch:
     return lambda: attend(q, k, v, mask_id=chosen, tensor_layout="HND", output_dtype=torch.bfloat16).transpose(1, 2)
 
 
+def sparge_call(tensors: Tensors, mask: torch.Tensor) -> Launch:
+    attend = importlib.import_module("spas_sage_attn").spas_sage2_attn_meansim_topk_cuda
+    q, k, v = (x.contiguous() for x in tensors.heads_first())
+    rows, columns = mask.shape[-2:]
+    most = int(mask.sum(-1).max())
+    # It rounds topk * columns down, in f32; half a block more keeps that from losing one.
+    options = {"topk": (most + 0.5) / columns, "tensor_layout": "HND", "output_dtype": torch.bfloat16}
+    # Whole rows and columns come on top: those of blocks that its test finds too mixed, and of blocks that are not full.
+    kept = 1 - attend(q, k, v, return_sparsity=True, **options)[1]
+    if not most / columns - 0.001 < kept < (most + 1) / columns + 1 / rows:
+        raise RuntimeError(f"keeps {kept:.4f} of all pairs of blocks where {most / columns:.4f} were asked for")
+    print(f"sparge-call keeps {kept:.4f} of all pairs of blocks", flush=True)
+    return lambda: attend(q, k, v, **options).transpose(1, 2)
+
+
 def tilesieve(arithmetic: str, chooses: bool) -> Callable[[Tensors, torch.Tensor], Launch]:
     def make(tensors: Tensors, mask: torch.Tensor) -> Launch:
         package = importlib.import_module("tilesieve")
@@ -122,6 +138,7 @@ def tilesieve(arithmetic: str, chooses: bool) -> Callable[[Tensors, torch.Tensor
 SPARSE = {
     "flex": (flex, (128, 64), 0.02, ("int8", "bf16")),
     "sparge": (sparge, (64, 128), 0.2, ("int8",)),
+    "sparge-call": (sparge_call, (64, 128), None, ("int8",)),
     "int8-lists": (tilesieve("int8", chooses=False), (128, 64), 0.1, ()),
     "int8-call": (tilesieve("int8", chooses=True), (128, 64), None, ()),
     "bf16-lists": (tilesieve("storage", chooses=False), (128, 64), 0.02, ()),
@@ -174,8 +191,9 @@ def main() -> None:
                 keep("sparse-call", dtype, share, name, ms)
         for own in ("int8-call", "bf16-call"):
             if times[own] is not None:
-                print(f"{own} at {share:.2f}: " + ", ".join(f"x {ms / times[own]:.2f} {name}" for name, ms in times.items()
-                                                           if ms is not None and name in ("cudnn", "flex", "sparge")))
+                peers = {name: times[name] for name in ("cudnn", "flex", "sparge", "sparge-call")}
+                print(f"{own} at {share:.2f}: " + ", ".join(f"x {ms / times[own]:.2f} {name}" for name, ms in peers.items()
+                                                           if ms is not None))
 
 
 if __name__ == "__main__":

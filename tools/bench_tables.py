@@ -51,6 +51,7 @@ COLUMNS = (
     ("torch-full", "x SDPA without a mask"),
     ("flex", "x FlexAttention"),
     ("sparge", "x SpargeAttn in time"),
+    ("sparge-call", "x SpargeAttn's call in time"),
     ("attend", "x less than attending"),
     ("sparse-kernel", "x less than sparse attention"),
     ("index", "x less than scoring"),
