@@ -117,11 +117,11 @@ VedaWeights weights_of(const TensorView& proj, const TensorView& scale, int64_t 
 void route_veda(const VedaInputs& inputs, DenseLayout layout, const VideoTables& tables, const TensorView& block_index,
                 void* workspace, int64_t workspace_bytes, void* stream) {
   const cuda::NvtxRange nvtx("route veda");
-  cuda::hopper_device();
+  const cuda::DeviceFacts device = cuda::hopper_device();
   const VedaCall call(inputs, layout, tables);
   const DenseShape& shape = call.shape;
   check_lists(block_index, shape, call.tiling, inputs.q.num_dims == 4, veda_list_capacity(tables));
-  check_uploaded(call.tiling);
+  check_uploaded(call.tiling, device.index);
   check_workspace(workspace, workspace_bytes, call.bytes);
   if (block_index.num_elements() == 0) return;
 
