@@ -39,12 +39,13 @@ struct Size {
   std::vector<double> budgets;
 };
 
-// A clip of 124 frames at 1344 x 768, as video alone and with its text and sound; and a long one, a share of its heads.
+// A clip of 124 frames at 1344 x 768, as video alone and with its text and sound; and a long one, some of its heads,
+// down to 64 of its 1,713 tiles of keys.
 const Size kSizes[] = {
     {"38304x56", "video:38x24x42", 56, true, false, {0.05, 0.10, 0.15, 0.20, 0.30, 1.00}},
     {"38304x56-av", "text:594,audio:414,video:37x24x42", 56, false, false, {0.05, 0.10, 0.15, 0.20, 0.30, 1.00}},
     {"38304x56-3d", "video:38x24x42", 56, true, true, {0.15}},
-    {"109632x7", "video:109632", 7, true, false, {0.05, 0.10, 0.15, 0.20, 0.30, 1.00}},
+    {"109632x7", "video:109632", 7, true, false, {0.0373, 0.05, 0.10, 0.15, 0.20, 0.30, 1.00}},
 };
 
 // In 8 bits, or as stored.

@@ -20,7 +20,8 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-DOCUMENTS = ("README.md", "docs/cpu.md", "docs/kv-outer.md", "docs/loops.md", "docs/sage.md", "docs/video.md")
+DOCUMENTS = ("README.md", "docs/cpu.md", "docs/kv-outer.md", "docs/loops.md", "docs/sage.md", "docs/sage-sparse.md",
+             "docs/video.md")
 BLOCK = re.compile(r"(<!-- bench (\S+) (\S+)(?: (\S+))? -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 COLUMNS = (
     ("kernel", "kernel"),
