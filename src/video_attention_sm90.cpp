@@ -117,12 +117,14 @@ VideoAttentionCall::VideoAttentionCall(const VideoInputs& inputs, const DenseOut
   }
   if (has_lists()) {
     check_lists(inputs.block_index, shape_, tiling, inputs.q.num_dims == 4, 0);
-    return;
+    check_limit("tables: tiles of keys that lists can name", tiling.num_kv_tiles, kMaxListedTiles);
+    capacity_ = std::min<int64_t>(lists_of(inputs.block_index).capacity, tiling.num_kv_tiles);
+  } else {
+    check_routing(options.routing);
+    if (takes_all(tiling, options.routing)) return;  // which needs no lists
+    choice_.emplace(tiling, shape_, workspace_bytes_);
+    capacity_ = video_list_capacity(tables_, options.routing);
   }
-  check_routing(options.routing);
-  if (takes_all(tiling, options.routing)) return;  // which needs no lists
-  choice_.emplace(tiling, shape_, workspace_bytes_);
-  capacity_ = video_list_capacity(tables_, options.routing);
   kv_tile_ = take(4 * heads * tiling.num_q_tiles * capacity_);
   count_ = take(4 * heads * tiling.num_q_tiles);
 }
@@ -130,12 +132,7 @@ VideoAttentionCall::VideoAttentionCall(const VideoInputs& inputs, const DenseOut
 SparseLists VideoAttentionCall::lists(void* workspace) const {
   const VideoTiling& tiling = tables_.tiling();
   SparseLists lists;
-  if (has_lists()) {
-    lists = lists_of(inputs_.block_index);
-    // Lists of no room need no address, but without one they would be all tiles.
-    if (lists.kv_tile == nullptr) lists.kv_tile = at<int32_t>(workspace, next_tile_);
-  }
-  if (chooses()) {
+  if (has_lists() || chooses()) {
     lists.kv_tile = at<int32_t>(workspace, kv_tile_);
     lists.count = at<int32_t>(workspace, count_);
     lists.row_stride = capacity_;
@@ -190,9 +187,26 @@ void VideoAttentionCall::prepare(void* workspace, void* stream) const {
 }
 
 void VideoAttentionCall::route(void* workspace, void* stream) const {
-  if (!chooses()) return;
+  if (!has_lists() && !chooses()) return;
   const cuda::NvtxRange nvtx("route video");
   const SparseLists to = lists(workspace);
+  if (has_lists()) {
+    const SparseLists given = lists_of(inputs_.block_index);
+    VideoListArgs args;
+    args.given = given.kv_tile;
+    args.sequence_stride = given.sequence_stride;
+    args.head_stride = given.head_stride;
+    args.row_stride = given.row_stride;
+    args.given_capacity = given.capacity;
+    args.num_sequences = static_cast<int32_t>(shape_.q.sequences);
+    args.num_heads = static_cast<int32_t>(shape_.k.heads);
+    args.num_rows = to.q.num_tiles;
+    args.num_kv_tiles = to.kv.num_tiles;
+    args.kv_tile = at<int32_t>(workspace, kv_tile_);
+    args.capacity = to.capacity;
+    args.count = at<int32_t>(workspace, count_);
+    return launch_video_lists(args, stream);
+  }
   choice_->choose(workspace, options_.routing, to, at<int32_t>(workspace, kv_tile_), at<int32_t>(workspace, count_),
                   stream);
 }

@@ -41,6 +41,7 @@ class VideoAttentionCall {
 
   // Quantises, or with Arithmetic::storage lays out what is not in raster order; both pool.
   void prepare(void* workspace, void* stream) const;
+  // Chooses, or brings given lists into order.
   void route(void* workspace, void* stream) const;
   void attend(void* workspace, int num_sms, void* stream) const;
 

@@ -35,10 +35,8 @@ void route_video(const TensorView& q, const TensorView& k, DenseLayout layout, c
 // As DenseInputs: [tokens, heads, head_dim] or [heads, tokens, head_dim], as many tokens as the tables have. bf16, or
 // with Arithmetic::int8 f16 also.
 struct VideoInputs : DenseInputs {
-  // Lists to attend to, of any capacity, or nothing: they are chosen. As route_video() writes them: each tile once,
-  // ascending, then -1. These lists are taken as they are, other than a block index of sparse_attention(): the order of
-  // ids says which two tiles share a step, and so the last bits; a tile that comes twice counts twice; ids that no tile
-  // has are tiles without keys; and whether anything behind a -1 counts is not said. The last dimension is dense.
+  // Lists to attend to, as of route_video() but of any capacity, or nothing: they are chosen. Ids come in any order, -1
+  // and ids that no tile has anywhere among them; one that comes twice counts once. The last dimension is dense.
   TensorView block_index;
 };
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Routing of video on Hopper: scores of tiles from sums of their tokens (video_scores_sm90.cu), the choice of each row
-// (video_select_sm90.cu).
+// (video_select_sm90.cu), and lists that are given (video_lists_sm90.cu).
 #pragma once
 
 #include <cstdint>
@@ -55,5 +55,20 @@ struct VideoSelectArgs {
   int32_t* count = nullptr;  // [num_sequences, num_kv_heads, num_q_tiles], or nullptr
 };
 void launch_video_select(const VideoSelectArgs& args, void* stream);
+
+// Tiles of keys that a row of given lists can name: what the shared memory of an SM holds, in bits.
+inline constexpr int32_t kMaxListedTiles = 1 << 20;
+
+// Lists that are given: ids in any order, -1 and such that no tile has anywhere among them, some more than once.
+struct VideoListArgs {
+  const int32_t* given = nullptr;  // [num_sequences, num_heads, num_rows, given_capacity] by strides
+  int64_t sequence_stride = 0, head_stride = 0, row_stride = 0;
+  int32_t given_capacity = 0;
+  int32_t num_sequences = 0, num_heads = 0, num_rows = 0, num_kv_tiles = 0;
+  int32_t* kv_tile = nullptr;  // [num_sequences, num_heads, num_rows, capacity]: each once, ascending
+  int32_t capacity = 0;        // the lesser of given_capacity and num_kv_tiles
+  int32_t* count = nullptr;    // [num_sequences, num_heads, num_rows]
+};
+void launch_video_lists(const VideoListArgs& args, void* stream);
 
 }  // namespace tilesieve::sm90

@@ -187,8 +187,8 @@ TEST_F(VideoHostile, SixtyFiveThousandSegments) {
   }
 }
 
-// Ids that no tile has are tiles without keys, in front, between and behind.
-TEST_F(VideoHostile, IdsThatNoTileHasAreTilesWithoutKeys) {
+// Ids that no tile has are nothing, nor is a tile that comes again, in front, between and behind.
+TEST_F(VideoHostile, IdsThatNoTileHasAreNothing) {
   for (Arithmetic arithmetic : kBoth) {
     Call call(TokenSequence::parse("text:3,video:5x9x11"), "raster", 1, 64);
     call.options.arithmetic = arithmetic;
@@ -200,7 +200,8 @@ TEST_F(VideoHostile, IdsThatNoTileHasAreTilesWithoutKeys) {
     ASSERT_EQ(behind, 9);
     for (const std::vector<int32_t>& ids : std::vector<std::vector<int32_t>>{{far, behind, 0, far, 8, 1000, 4, behind},
                                                                              {far, far, far, 0, 8, 4, -1, -1},
-                                                                             {8, 4, 0, far, -1, -1, -1, -7}}) {
+                                                                             {8, 4, 0, far, -1, -1, -1, -7},
+                                                                             {-1, 8, -1, 4, 4, 8, 0, 4}}) {
       call.set_lists(ids, 8, 0);
       const Outputs got = call.run();
       for (float lse : got.lse) ASSERT_NEAR(lse, std::log(3 + 47 + 64), 1e-4);

@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <random>
 
 #include "base/number_formats.h"
 #include "base/rounding.h"
@@ -103,6 +104,7 @@ class VideoDevice {
   }
 
   void set_lists(const DeviceMemory& ids, int64_t capacity) {
+    workspace_ = {};  // of another size
     inputs_.block_index =
         device_view(const_cast<void*>(static_cast<const void*>(ids.data())), DType::i32,
                     {case_.dense.num_sequences(), tables_.num_kv_heads(), tables_.num_q_tiles(), capacity});
@@ -400,7 +402,8 @@ TEST_F(Video, AllTilesAreDense) {
   }
 }
 
-// Lists of the call's own, given back to it: the same bits. Then no list at all.
+// Lists of the call's own, given back to it, in order and shuffled with what is nothing among them: the same bits. Then
+// no list at all.
 TEST_F(Video, GivenListsAreAttendedTo) {
   for (VideoCase& c : cases()) {
     const DenseResult want = run_video(c);
@@ -408,6 +411,21 @@ TEST_F(Video, GivenListsAreAttendedTo) {
     std::vector<int32_t> ids = given.route();
     DeviceMemory memory(ids);
     given.set_lists(memory, given.capacity());
+    given.launch();
+    EXPECT_TRUE(given.result() == want) << c.dense.problem.to_line();
+    std::mt19937 random(7);
+    const int64_t room = 2 * given.capacity() + 3;
+    std::vector<int32_t> mixed;
+    for (size_t row = 0; row < ids.size() / static_cast<size_t>(given.capacity()); ++row) {
+      const auto begin = ids.begin() + static_cast<int64_t>(row) * given.capacity(), end = begin + given.capacity();
+      std::vector<int32_t> twice(begin, end);
+      twice.insert(twice.end(), begin, end);
+      twice.insert(twice.end(), {-1, INT32_MAX, static_cast<int32_t>(given.tables().num_kv_tiles())});
+      std::shuffle(twice.begin(), twice.end(), random);
+      mixed.insert(mixed.end(), twice.begin(), twice.end());
+    }
+    memory = DeviceMemory(mixed);
+    given.set_lists(memory, room);
     given.launch();
     EXPECT_TRUE(given.result() == want) << c.dense.problem.to_line();
     memory.fill(0xff);

@@ -13,10 +13,10 @@ namespace tilesieve::sm90 {
 struct SparseLists {
   TokenTiles q, kv;  // tiles of queries and of keys; o and lse have the places of tokens, not of slots
 
-  // [num_sequences, num_kv_heads, q.num_tiles, capacity] by strides, of ids of key tiles: ascending, -1 behind the
-  // last. nullptr: every row has all key tiles. An id that is not there is a tile of no keys.
+  // [num_sequences, num_kv_heads, q.num_tiles, capacity] by strides, of ids of key tiles, ascending. nullptr: every row
+  // has all key tiles. An id that is not there is a tile of no keys.
   const int32_t* kv_tile = nullptr;
-  const int32_t* count = nullptr;  // [.., q.num_tiles] without gaps, or nullptr: up to -1
+  const int32_t* count = nullptr;  // [.., q.num_tiles] without gaps: how many of each row
   int64_t sequence_stride = 0, head_stride = 0, row_stride = 0;
   int32_t capacity = 0;
 

@@ -64,7 +64,7 @@ class SparseList {
       : SparseList(args, lists, it, lists.kv.num_tiles) {
     if (lists.kv_tile == nullptr) return;
     const int64_t row = static_cast<int64_t>(it.kv_head) * lists.q.num_tiles + it.first_row / kSparseRows;
-    count_ = lists.count == nullptr ? find_end() : min(max(lists.count[row], 0), lists.capacity);
+    count_ = min(max(lists.count[row], 0), lists.capacity);
   }
 
   // With the count known; `order` where spans are to be asked for.
@@ -93,19 +93,6 @@ class SparseList {
   }
 
  private:
-  // The first -1: the lanes probe places that are far apart, then those between.
-  __device__ int32_t find_end() const {
-    const int32_t lane = static_cast<int32_t>(threadIdx.x) % 32;
-    int32_t begin = 0;  // 32 probes are to reach the capacity
-    for (int32_t stride = lists_.capacity > 32 * 1024 ? 1 << 25 : 1024; stride > 0; stride /= 32) {
-      const int32_t place = begin + lane * stride;
-      const bool valid = place < lists_.capacity && ids_[place] >= 0;
-      const int32_t found = __popc(__ballot_sync(0xffffffffu, valid));
-      begin += stride == 1 ? found : max(found - 1, 0) * stride;
-    }
-    return begin;
-  }
-
   const SparseLists& lists_;
   const int32_t* ids_ = nullptr;
   int32_t order_, count_;
