@@ -31,13 +31,13 @@ class VedaRouteCall {
     if (!tables.has_veda_tiles()) throw Error("tables: got none of Veda's tiles, expected some of VideoTables.veda");
     require("proj_q", proj_q_, "[heads, 3 * head_dim, head_dim]");
     require("proj_k", proj_k_, "[heads, 3 * head_dim, head_dim]");
-    for (const NamedView& array : {NamedView{"proj_q", proj_q_.view()}, NamedView{"proj_k", proj_k_.view()},
-                                   NamedView{"proj_q_scale", proj_q_scale_.view()},
-                                   NamedView{"proj_k_scale", proj_k_scale_.view()}}) {
+    for (const NamedView& array :
+         {NamedView{"proj_q", proj_q_.view()}, NamedView{"proj_k", proj_k_.view()},
+          NamedView{"proj_q_scale", proj_q_scale_.view()}, NamedView{"proj_k_scale", proj_k_scale_.view()}}) {
       check_device(array, operands_.named_q());
     }
-    workspace_bytes_ = call_by_argument(
-        [&] { return sm90::route_veda_workspace(inputs(), operands_.layout(), operands_.tables()); });
+    workspace_bytes_ =
+        call_by_argument([&] { return sm90::route_veda_workspace(inputs(), operands_.layout(), operands_.tables()); });
   }
 
   // Of the ids.
