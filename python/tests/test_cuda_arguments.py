@@ -414,13 +414,16 @@ def test_video_tables_refuse_by_name(change: dict[str, Any], words: str) -> None
         tilesieve.VideoTables(**(given | change))
 
 
-# Of a model of 6 heads, of which the call has 2; the tables were made and are on no device.
-VEDA_TABLES = object.__new__(tilesieve.VideoTables)
-VEDA_TABLES._core = _core.VideoTables.of_veda(VIDEO["segments"], ["4x4x8", "8x4x4"], None, None)
-OTHER_TABLES = object.__new__(tilesieve.VideoTables)
-OTHER_TABLES._core = _core.VideoTables(VIDEO["segments"], "raster", None, 0, 2)
-VEDA: dict[str, Any] = {"q": zeros(206, 2, 64), "k": zeros(206, 2, 64), "tables": VEDA_TABLES,
-                        "proj_q": zeros(6, 192, 64), "proj_k": zeros(6, 192, 64)}
+# Of a model of 6 heads, of which the call has 2.
+VEDA: dict[str, Any] = {"q": zeros(206, 2, 64), "k": zeros(206, 2, 64), "proj_q": zeros(6, 192, 64),
+                        "proj_k": zeros(6, 192, 64)}
+
+
+def on_no_device(made: Any) -> tilesieve.VideoTables:
+    """Tables as the module makes them on the host."""
+    tables = object.__new__(tilesieve.VideoTables)
+    tables._core = made
+    return tables
 
 
 @pytest.mark.parametrize(("change", "exception", "words"), [
@@ -433,7 +436,6 @@ VEDA: dict[str, Any] = {"q": zeros(206, 2, 64), "k": zeros(206, 2, 64), "tables"
     ({"tables": None}, ValueError, "tables: got None, needed where q lies on a CUDA device: of VideoTables.veda"),
     ({"tables": None, "segments": VIDEO["segments"], "box": "4x4x8"}, ValueError, "tables: got None"),
     ({"tables": "4x4x8"}, TypeError, "tables: got str, expected VideoTables or None"),
-    ({"tables": OTHER_TABLES}, ValueError, "tables: got none of Veda's tiles, expected some of VideoTables.veda"),
     *(({name: got}, ValueError, f"{name}: got one beside tables, which were made of theirs")
       for name, got in (("segments", "video:4x5x10"), ("box", "4x4x8"), ("keep_ratio", 0.1), ("tiles_per_row", 3))),
     ({"tensor_layout": "dhn"}, ValueError, "tensor_layout: got 'dhn', expected nhd or hnd"),
@@ -456,12 +458,19 @@ VEDA: dict[str, Any] = {"q": zeros(206, 2, 64), "k": zeros(206, 2, 64), "tables"
     ({"progress": True}, ValueError, "progress: is for calls on the CPU"),
 ])
 def test_route_veda_refuses_by_name(change: dict[str, Any], exception: type[Exception], words: str) -> None:
+    tables = on_no_device(_core.VideoTables.of_veda(VIDEO["segments"], ["4x4x8", "8x4x4"], None, None))
     with pytest.raises(exception, match="^" + words):
-        tilesieve.route_veda(**(VEDA | change))
+        tilesieve.route_veda(**(VEDA | {"tables": tables} | change))
+
+
+def test_route_veda_refuses_tables_of_a_layout() -> None:
+    tables = on_no_device(_core.VideoTables(VIDEO["segments"], "raster", None, 0, 2))
+    with pytest.raises(ValueError, match=r"^tables: got none of Veda's tiles, expected some of VideoTables\.veda"):
+        tilesieve.route_veda(**VEDA, tables=tables)
 
 
 @pytest.mark.parametrize(("change", "words"), [
-    ({"tables": VEDA_TABLES}, "tables: is for calls on a CUDA device, and q lies on the CPU"),
+    ({"tables": TABLES}, "tables: is for calls on a CUDA device, and q lies on the CPU"),
     ({"tensor_layout": "hnd"}, "tensor_layout: is for calls on a CUDA device, and q lies on the CPU"),
 ])
 def test_route_veda_on_the_cpu_refuses_what_is_of_cuda(change: dict[str, Any], words: str) -> None:
