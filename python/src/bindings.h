@@ -17,6 +17,7 @@ inline auto operator""_any(const char* name, size_t) { return nb::arg(name).none
 
 void bind_problem(nb::module_& module);    // problem lines, kernels, instruction sets
 void bind_veda(nb::module_& module);       // tiles, budgets, routing and files of Veda
+void bind_veda_sm90(nb::module_& module);  // VedaRouteCall: routing of Veda on Hopper
 void bind_attention(nb::module_& module);  // Call, Plan: route, plan, attend, measure
 void bind_prefill(nb::module_& module);    // PrefillCall: the prefill on Hopper
 void bind_route(nb::module_& module);      // RouteCall: routing on Hopper

@@ -48,13 +48,6 @@ std::string element(const std::string& argument, size_t i) { return argument + "
 
 nb::object attribute(nb::handle object, const char* name) { return object.attr(name); }
 
-std::vector<Box> boxes_from(const std::string& argument, nb::handle object) {
-  std::vector<Box> boxes;
-  for (const nb::object& box : items_of(argument, object))
-    boxes.push_back(box_from(element(argument, boxes.size()), box));
-  return boxes;
-}
-
 // Places in the menu of one layer.
 std::vector<int32_t> places_from(const std::string& argument, nb::handle object) {
   std::vector<int32_t> places;
@@ -262,6 +255,13 @@ BorrowedArray cpu_array(const char* argument, nb::handle object, Access access) 
 Box box_from(const std::string& argument, nb::handle object) {
   const std::string_view name = text(argument.c_str(), object);
   return renamed("box", argument, [&] { return Box::parse(name); });
+}
+
+std::vector<Box> boxes_from(const std::string& argument, nb::handle object) {
+  std::vector<Box> boxes;
+  for (const nb::object& box : items_of(argument, object))
+    boxes.push_back(box_from(element(argument, boxes.size()), box));
+  return boxes;
 }
 
 bool is_table(nb::handle layout) { return nb::hasattr(layout, "box_of_head"); }

@@ -29,6 +29,8 @@ nb::tuple tuple_of(const std::vector<std::vector<int32_t>>& places);
 
 // "raster" or "4x4x4".
 Box box_from(const std::string& argument, nb::handle object);
+// A list of such.
+std::vector<Box> boxes_from(const std::string& argument, nb::handle object);
 
 // Where the heads of a call stand in the tables among its layouts.
 struct TablePlace {

@@ -21,5 +21,6 @@ NB_MODULE(_core, module) {
   tilesieve::python::bind_video(module);
   tilesieve::python::bind_video_tables(module);  // before the calls that take them
   tilesieve::python::bind_video_sm90(module);
+  tilesieve::python::bind_veda_sm90(module);
   tilesieve::python::bind_video_mass_sm90(module);
 }

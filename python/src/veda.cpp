@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Veda: tiles, budgets, routing by learned scores on the CPU, and the files that those come from.
+#include "veda.h"
+
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/string_view.h>
@@ -20,19 +22,6 @@ namespace tilesieve::python {
 namespace {
 
 constexpr double kKeepRatio = 0.1;  // where neither is given
-
-VedaBudget budget_from(nb::handle keep_ratio, nb::handle tiles_per_row) {
-  if (!keep_ratio.is_none() && !tiles_per_row.is_none()) {
-    throw Error("tiles_per_row: got one beside a keep_ratio, expected one of the two");
-  }
-  VedaBudget budget;
-  budget.keep_ratio = keep_ratio.is_none() ? kKeepRatio : real_number("keep_ratio", keep_ratio);
-  if (!tiles_per_row.is_none()) {
-    budget.tiles_per_row = real_number("tiles_per_row", tiles_per_row);
-    if (budget.tiles_per_row == -1) throw Error("tiles_per_row: got -1, expected a number above 0, or None");
-  }
-  return budget;
-}
 
 nb::object array_of(std::span<const int32_t> numbers) {
   const Tensor tensor(DType::i32, {std::ssize(numbers)});
@@ -58,7 +47,7 @@ nb::tuple sequence_call(nb::handle segments, nb::handle box) {
 
 nb::object budgets_call(nb::handle num_tokens, nb::handle num_tiles, nb::handle keep_ratio, nb::handle tiles_per_row) {
   return array_of(veda_budgets(whole_number("num_tokens", num_tokens), whole_number("num_tiles", num_tiles),
-                               budget_from(keep_ratio, tiles_per_row)));
+                               veda_budget_from(keep_ratio, tiles_per_row)));
 }
 
 nb::object route_call(nb::handle q, nb::handle k, nb::handle segments, nb::handle box, nb::handle proj_q,
@@ -86,7 +75,7 @@ nb::object route_call(nb::handle q, nb::handle k, nb::handle segments, nb::handl
   problem.q_dtype = queries.view().dtype;
   problem.kv_dtype = keys.view().dtype;
   const VedaProjections projections = {of_queries.view(), of_keys.view(), query_scale.view(), key_scale.view()};
-  const VedaBudget budget = budget_from(keep_ratio, tiles_per_row);
+  const VedaBudget budget = veda_budget_from(keep_ratio, tiles_per_row);
   const int64_t first_head = whole_number("head_begin", head_begin);
   const Execution execution = execution_of(num_threads, isa, progress);
   Tensor ids;
@@ -140,6 +129,19 @@ int64_t nearest_plan(nb::handle grids, nb::handle grid) {
 }
 
 }  // namespace
+
+VedaBudget veda_budget_from(nb::handle keep_ratio, nb::handle tiles_per_row) {
+  if (!keep_ratio.is_none() && !tiles_per_row.is_none()) {
+    throw Error("tiles_per_row: got one beside a keep_ratio, expected one of the two");
+  }
+  VedaBudget budget;
+  budget.keep_ratio = keep_ratio.is_none() ? kKeepRatio : real_number("keep_ratio", keep_ratio);
+  if (!tiles_per_row.is_none()) {
+    budget.tiles_per_row = real_number("tiles_per_row", tiles_per_row);
+    if (budget.tiles_per_row == -1) throw Error("tiles_per_row: got -1, expected a number above 0, or None");
+  }
+  return budget;
+}
 
 void bind_veda(nb::module_& module) {
   module.def("veda_tiling", &tiling_call, "grid"_any, "box"_any);

@@ -3,12 +3,16 @@
 
 #include <algorithm>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "arrays.h"
 #include "bindings.h"
 #include "errors.h"
 #include "layout.h"
+#include "tilesieve/veda_sm90.h"
 #include "values.h"
+#include "veda.h"
 #include "video.h"
 
 namespace tilesieve::python {
@@ -41,6 +45,21 @@ VideoTables::VideoTables(nb::handle segments, const std::string& layout_argument
                          nb::handle head_begin, nb::handle num_kv_heads)
     : tables_(tables_from(segments, layout_argument, layout, layer, head_begin, num_kv_heads)) {}
 
+VideoTables::VideoTables(sm90::VideoTables tables, bool has_veda_tiles)
+    : tables_(std::move(tables)), has_veda_tiles_(has_veda_tiles) {}
+
+VideoTables VideoTables::of_veda(nb::handle segments, nb::handle boxes, nb::handle keep_ratio,
+                                 nb::handle tiles_per_row) {
+  const TokenSequence sequence = video_segments_from(segments);
+  const std::vector<Box> box_of_head = boxes_from("boxes", boxes);
+  if (box_of_head.empty()) throw Error("boxes: got none, expected one for each head");
+  const VedaBudget budget = veda_budget_from(keep_ratio, tiles_per_row);
+  const nb::gil_scoped_release release;
+  return renamed("box", "boxes", [&] {
+    return VideoTables(call_by_argument([&] { return sm90::veda_tables(sequence, box_of_head, budget); }), true);
+  });
+}
+
 void VideoTables::upload(nb::handle memory) {
   const Stream stream = stream_of(memory);
   const BorrowedArray written("tables", memory, Access::write, stream);
@@ -64,6 +83,7 @@ void bind_video_tables(nb::module_& module) {
             new (self) VideoTables(segments, "layout", layout, layer, head_begin, num_kv_heads);
           },
           "segments"_any, "layout"_any, "layer"_any, "head_begin"_any, "num_kv_heads"_any)
+      .def_static("of_veda", &VideoTables::of_veda, "segments"_any, "boxes"_any, "keep_ratio"_any, "tiles_per_row"_any)
       .def_prop_ro("bytes", &VideoTables::bytes)
       .def("upload", &VideoTables::upload, "memory"_any)
       .def_prop_ro("num_tokens", [](const VideoTables& self) { return self.tables().num_tokens(); })

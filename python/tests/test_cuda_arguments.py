@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import tilesieve
+from tilesieve import _core
 
 CUDA, BFLOAT = 2, 4  # DLPack's numbers
 
@@ -405,11 +406,102 @@ def test_layout_search_refuses_by_name() -> None:
 @pytest.mark.parametrize(("change", "words"), [
     ({}, "like: got a CUDA array of test_cuda_arguments, whose arrays cannot be written to"),
     ({"like": np.zeros(3)}, "like: lies on the CPU, expected an array on a CUDA device"),
+    ({"num_kv_heads": None}, "num_kv_heads: got None, needed with one box for all heads"),
 ])
 def test_video_tables_refuse_by_name(change: dict[str, Any], words: str) -> None:
-    given: dict[str, Any] = {"like": VIDEO["q"], "segments": "video:4x5x10"}
+    given: dict[str, Any] = {"like": VIDEO["q"], "segments": "video:4x5x10", "num_kv_heads": 2}
     with pytest.raises(ValueError, match="^" + words):
         tilesieve.VideoTables(**(given | change))
+
+
+# Of a model of 6 heads, of which the call has 2.
+VEDA: dict[str, Any] = {"q": zeros(206, 2, 64), "k": zeros(206, 2, 64), "proj_q": zeros(6, 192, 64),
+                        "proj_k": zeros(6, 192, 64)}
+
+
+def on_no_device(made: Any) -> tilesieve.VideoTables:
+    """Tables as the module makes them on the host."""
+    tables = object.__new__(tilesieve.VideoTables)
+    tables._core = made
+    return tables
+
+
+@pytest.mark.parametrize(("change", "exception", "words"), [
+    ({}, ValueError, "q: got a CUDA array of test_cuda_arguments, whose arrays cannot be written to"),
+    ({"q": VIDEO["q"]}, ValueError, "k: got 2 heads for 4 of q, expected as many"),
+    ({"q": zeros(206, 64)}, ValueError, r"q: got bf16\[206, 64\] on cuda:0, expected \[tokens, heads, head_dim\]"),
+    ({"q": zeros(206, 2, 64, dtype=np.float32)}, ValueError, r"q: got f32\[206, 2, 64\] on cuda:0, expected bf16 or f16"),
+    ({"k": None}, ValueError, "k: got None, expected"),
+    ({"k": zeros(205, 2, 64)}, ValueError, r"k: got"),
+    ({"tables": None}, ValueError, "tables: got None, needed where q lies on a CUDA device: of VideoTables.veda"),
+    ({"tables": None, "segments": VIDEO["segments"], "box": "4x4x8"}, ValueError, "tables: got None"),
+    ({"tables": "4x4x8"}, TypeError, "tables: got str, expected VideoTables or None"),
+    *(({name: got}, ValueError, f"{name}: got one beside tables, which were made of theirs")
+      for name, got in (("segments", "video:4x5x10"), ("box", "4x4x8"), ("keep_ratio", 0.1), ("tiles_per_row", 3))),
+    ({"tensor_layout": "dhn"}, ValueError, "tensor_layout: got 'dhn', expected nhd or hnd"),
+    ({"q": zeros(206, 1, 64), "k": zeros(206, 1, 64)}, ValueError, "tables: got some of 2 KV heads, expected the 1 of k"),
+    ({"q": zeros(200, 2, 64), "k": zeros(200, 2, 64)}, ValueError, "q: got 200 tokens, expected 206 as the tables have"),
+    ({"proj_q": None}, ValueError, r"proj_q: got None, expected \[heads, 3 \* head_dim, head_dim\]"),
+    ({"proj_k": None}, ValueError, r"proj_k: got None, expected \[heads, 3 \* head_dim, head_dim\]"),
+    ({"proj_q": "file"}, TypeError, "proj_q: got str"),
+    ({"proj_q": np.zeros((6, 192, 64), np.float32)}, ValueError, "proj_q: lies on the CPU, expected cuda:0 as q"),
+    ({"proj_k": zeros(6, 191, 64)}, ValueError, r"proj_k: got bf16\[6, 191, 64\] on cuda:0, expected"),
+    ({"proj_k": zeros(6, 192, 64, dtype=np.int32)}, ValueError, r"proj_k: got i32\[6, 192, 64\] on cuda:0, expected"),
+    ({"proj_q_scale": np.ones(6, np.float32)}, ValueError, "proj_q_scale: lies on the CPU, expected cuda:0 as q"),
+    ({"proj_q_scale": zeros(2, dtype=np.float32)}, ValueError, r"proj_q_scale: got f32\[2\] on cuda:0, expected"),
+    ({"proj_k_scale": 0.5}, TypeError, "proj_k_scale: got float"),
+    *(({"head_begin": got}, ValueError, f"head_begin: got {got} for 2 heads, expected some of the 6 heads of proj_q")
+      for got in (-1, 5)),
+    ({"head_begin": 1.5}, TypeError, "head_begin: got float"),
+    ({"num_threads": 2}, ValueError, "num_threads: is for calls on the CPU"),
+    ({"isa": "amx"}, ValueError, "isa: is for calls on the CPU"),
+    ({"progress": True}, ValueError, "progress: is for calls on the CPU"),
+])
+def test_route_veda_refuses_by_name(change: dict[str, Any], exception: type[Exception], words: str) -> None:
+    tables = on_no_device(_core.VideoTables.of_veda(VIDEO["segments"], ["4x4x8", "8x4x4"], None, None))
+    with pytest.raises(exception, match="^" + words):
+        tilesieve.route_veda(**(VEDA | {"tables": tables} | change))
+
+
+def test_route_veda_refuses_tables_of_a_layout() -> None:
+    tables = on_no_device(_core.VideoTables(VIDEO["segments"], "raster", None, 0, 2))
+    with pytest.raises(ValueError, match=r"^tables: got none of Veda's tiles, expected some of VideoTables\.veda"):
+        tilesieve.route_veda(**VEDA, tables=tables)
+
+
+@pytest.mark.parametrize(("change", "words"), [
+    ({"tables": TABLES}, "tables: is for calls on a CUDA device, and q lies on the CPU"),
+    ({"tensor_layout": "hnd"}, "tensor_layout: is for calls on a CUDA device, and q lies on the CPU"),
+])
+def test_route_veda_on_the_cpu_refuses_what_is_of_cuda(change: dict[str, Any], words: str) -> None:
+    given = {name: VEDA[name].array for name in ("q", "k", "proj_q", "proj_k")}
+    with pytest.raises(ValueError, match="^" + words):
+        tilesieve.route_veda(**(given | {"segments": VIDEO["segments"], "box": "4x4x8"} | change))
+
+
+@pytest.mark.parametrize(("change", "exception", "words"), [
+    ({}, ValueError, "like: got a CUDA array of test_cuda_arguments, whose arrays cannot be written to"),
+    ({"like": np.zeros(3)}, ValueError, "like: lies on the CPU, expected an array on a CUDA device"),
+    ({"segments": None}, TypeError, "segments: got None"),
+    ({"segments": ""}, ValueError, "segments: got none"),
+    ({"segments": "text:3"}, ValueError, "segments: got no video with tokens, expected one to be tiled"),
+    ({"segments": "video:200"}, ValueError, r"segments\[0\]: a video of 200 tokens has no grid"),
+    ({"segments": "video:4x5x10,video:4x5x10"}, ValueError, r"segments\[1\]: a second video"),
+    ({"boxes": "4x4x8"}, TypeError, "boxes: got str, expected a list or a tuple"),
+    ({"boxes": []}, ValueError, "boxes: got none, expected one for each head"),
+    ({"boxes": ["4x4x8", "4x8"]}, ValueError, r"boxes\[1\]: got '4x8'"),
+    ({"boxes": ["4x4x8", 128]}, TypeError, r"boxes\[1\]: got int"),
+    ({"boxes": ["4x4x8", "4x4x4"]}, ValueError, "boxes: got 4x4x4, expected t x h x w of 128 tokens"),
+    ({"boxes": ["raster"]}, ValueError, "boxes: got raster"),
+    ({"keep_ratio": 0}, ValueError, "keep_ratio: got 0"),
+    ({"keep_ratio": "10%"}, TypeError, "keep_ratio: got str"),
+    ({"tiles_per_row": -1}, ValueError, "tiles_per_row: got -1"),
+    ({"keep_ratio": 0.1, "tiles_per_row": 2}, ValueError, "tiles_per_row: got one beside a keep_ratio"),
+])
+def test_tables_of_veda_refuse_by_name(change: dict[str, Any], exception: type[Exception], words: str) -> None:
+    given: dict[str, Any] = {"like": VIDEO["q"], "segments": "video:4x5x10", "boxes": ["4x4x8", "8x4x4"]}
+    with pytest.raises(exception, match="^" + words):
+        tilesieve.VideoTables.veda(**(given | change))
 
 
 @pytest.mark.skipif(any(kernel.device == "cuda" for kernel in tilesieve.kernels()), reason="this build has CUDA")

@@ -114,6 +114,13 @@ def video(q: Floats, k: Floats, v: Floats, tensor: Tensor, router: tilesieve.Vid
                                           workspace=tensor), tuple[Tensor, Tensor])
     assert_type(tilesieve.video_attention(q, k, v, tables=tables, return_lse=return_lse),
                 Floats | tuple[Floats, Floats])
+    of_veda = tilesieve.VideoTables.veda(tensor, segments=segments, boxes=["4x4x8"] * 7, tiles_per_row=9.5)
+    assert_type(of_veda, tilesieve.VideoTables)
+    ids = tilesieve.route_veda(tensor, tensor, tables=of_veda, proj_q=tensor, proj_k=tensor, head_begin=7)
+    assert_type(tilesieve.video_attention(tensor, tensor, tensor, tables=of_veda, block_index=ids), Tensor)
+    assert_type(tilesieve.route_veda(q, k, segments=segments, box="4x4x8", proj_q=q, proj_k=k), npt.NDArray[np.int32])
+    tilesieve.route_veda(q, k, tables=of_veda, box="4x4x8", proj_q=q, proj_k=k)  # type: ignore[call-overload]
+    tilesieve.route_veda(q, k, segments=segments, box="4x4x8")  # type: ignore[call-overload]
     tilesieve.video_attention(q, k, v, tables=tables, layout="4x4x4")  # type: ignore[call-overload]
     tilesieve.route_video(q, k, tables=tables, stream=0)  # type: ignore[call-overload]
     tilesieve.VideoTables(tensor)  # type: ignore[call-arg]

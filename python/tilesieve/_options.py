@@ -167,6 +167,32 @@ class VideoRoutingInTables(VideoChoosing, total=False):
     tables: Required[VideoTables]
 
 
+class VedaScoring(Threads, total=False):
+    """What route_veda scores by, and how it runs."""
+
+    proj_q: Required[Array]
+    proj_k: Required[Array]
+    proj_q_scale: Array | None
+    proj_k_scale: Array | None
+    head_begin: int
+
+
+class VedaRouting(VedaScoring, total=False):
+    """The keyword arguments of route_veda by segments."""
+
+    segments: Required[str]
+    box: Required[str]
+    keep_ratio: float | None
+    tiles_per_row: float | None
+
+
+class VedaRoutingInTables(VedaScoring, total=False):
+    """The keyword arguments of route_veda with tables."""
+
+    tables: Required[VideoTables]
+    tensor_layout: TensorLayout
+
+
 class VideoComputing(Outputs, total=False):
     """How chosen blocks of a video are attended to, and of which call of a model."""
 

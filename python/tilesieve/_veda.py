@@ -1,20 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Veda on the CPU: tiles of padded boxes, budgets of rows, routing by learned scores, and the files of those."""
+"""Veda: tiles of padded boxes, budgets of rows, routing by learned scores, and the files of those."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, Unpack, cast, overload
 
 import numpy as np
 import numpy.typing as npt
 
 from . import _core
-from ._arrays import Array, in_library_of
+from ._arrays import A, Array, in_library_of, on_cuda
+from ._attend import refuse_cuda_arguments
 from ._files import Path, TensorFile, read_tensors
-from ._options import Isa
+from ._options import Isa, TensorLayout, VedaRouting, VedaRoutingInTables
+from ._prefill import given
 from ._progress import progress_bar
+from ._video_cuda import VideoTables, route_veda_on_cuda
 
 Indices = npt.NDArray[np.int32]
 
@@ -87,12 +90,20 @@ def veda_budgets(
     return cast(Indices, _core.veda_budgets(num_tokens, num_tiles, keep_ratio, tiles_per_row))
 
 
+@overload
+def route_veda(q: np.ndarray[Any, Any], k: Array, **options: Unpack[VedaRouting]) -> Indices: ...
+@overload
+def route_veda(q: A, k: Array, **options: Unpack[VedaRouting]) -> A: ...
+@overload
+def route_veda(q: A, k: Array, **options: Unpack[VedaRoutingInTables]) -> A: ...
 def route_veda(
     q: Array,
     k: Array,
     *,
-    segments: str,
-    box: str,
+    segments: str | None = None,
+    box: str | None = None,
+    tables: VideoTables | None = None,
+    tensor_layout: TensorLayout = "nhd",
     proj_q: Array,
     proj_k: Array,
     proj_q_scale: Array | None = None,
@@ -104,23 +115,30 @@ def route_veda(
     isa: Isa = "best",
     progress: bool = False,
 ) -> Any:
-    """Chooses the tiles of keys that each tile of queries attends to by Veda's learned scores. On the CPU.
+    """Chooses the tiles of keys that each tile of queries attends to by Veda's learned scores.
+
+    On the CPU, or on a Hopper GPU where q lies there: its choice is the CPU's but for the rounding of scores in f32.
+    What a GPU takes is marked CUDA below. There nothing waits for it, and the call can be captured in a graph; heads of
+    all boxes are one call, and `video_attention` takes the ids with the same tables.
 
     For each tile the features are [mean | max | min] of its tokens, its vector is features · proj[head] + mean, and a
     tile of queries takes its own tile, then those of the largest product of vectors, all in f32. What is not video is
     attended to by all and attends to all, in blocks of 128 outside the budget.
 
     Args:
-        q: [num_tokens, num_heads, head_dim] in f32, bf16, f16 or e4m3, in the order of `veda_sequence`.
+        q: [num_tokens, num_heads, head_dim] in f32, bf16, f16 or e4m3, in the order of `veda_sequence`. CUDA: bf16 or
+            f16, head_dim up to 128, in the model's own order, with one dimension of sequences in front or without.
         k: keys, likewise, with as many heads.
-        segments: as of `veda_sequence`.
-        box: of the heads' tiles, as of `veda_tiling`. Heads of another box are another call.
-        proj_q: [heads of the model, 3 * head_dim, head_dim] in f32, bf16, f16 or e4m3.
+        segments: as of `veda_sequence`. None with tables.
+        box: of the heads' tiles, as of `veda_tiling`. Heads of another box are another call. None with tables.
+        tables: CUDA: of `VideoTables.veda`, which say the segments, the heads' boxes and the budget.
+        tensor_layout: CUDA: as of `route_video`.
+        proj_q: [heads of the model, 3 * head_dim, head_dim] in f32, bf16, f16 or e4m3; where q lies.
         proj_k: likewise.
         proj_q_scale: f32 [heads of the model]; a number is then bf16(scale · stored).
         proj_k_scale: likewise.
-        keep_ratio: as of `veda_budgets`.
-        tiles_per_row: as of `veda_budgets`.
+        keep_ratio: as of `veda_budgets`. None with tables.
+        tiles_per_row: as of `veda_budgets`. None with tables.
         head_begin: the head of the projections that the first one here is.
         num_threads: as of `attend`.
         isa: as of `attend`.
@@ -128,12 +146,19 @@ def route_veda(
 
     Returns:
         i32 [num_heads, blocks of queries, capacity]: ascending ids of blocks of keys, then -1. Ties go to the lower id,
-        NaN is chosen last. Of PyTorch where q is, else of NumPy.
+        NaN is chosen last. Of PyTorch where q is, else of NumPy. CUDA: ids of tiles of 64 keys, of which one of Veda's
+        has one or two, of PyTorch or CuPy as q, with the dimension of sequences in front where q has one.
 
     Raises:
         ValueError: an argument that does not fit, by name, with what was got and what exists (`tilesieve.Error`).
         TypeError: an argument of another type, by name.
     """
+    if on_cuda(q):
+        return route_veda_on_cuda(
+            q, k, segments=segments, box=box, tables=tables, tensor_layout=tensor_layout, proj_q=proj_q, proj_k=proj_k,
+            proj_q_scale=proj_q_scale, proj_k_scale=proj_k_scale, keep_ratio=keep_ratio, tiles_per_row=tiles_per_row,
+            head_begin=head_begin, num_threads=num_threads, isa=isa, progress=progress)
+    refuse_cuda_arguments(tables=tables, tensor_layout=given(tensor_layout, "nhd"))
     with progress_bar(progress, "route") as counters:
         ids = _core.route_veda(q, k, segments, box, proj_q, proj_k, proj_q_scale, proj_k_scale, keep_ratio,
                                tiles_per_row, head_begin, num_threads, isa, counters)

@@ -274,8 +274,9 @@ def video_attention(
         tensor_layout: CUDA: as of `route_video`, of v, out and lse too.
         policy: which calls stay dense: a call of those attends to all blocks, whatever the budget and num_routed.
         step: of the denoising, from 0, with a policy.
-        block_index: CUDA: lists to attend to, as `route_video` returns them, instead of choosing; None = to choose. Ids
-            may come in any order, with -1 and ids that no block has among them; one that comes twice counts once.
+        block_index: CUDA: lists to attend to, as `route_video` or `route_veda` returns them of the same tables, instead of
+            choosing; None = to choose. Ids may come in any order, with -1 and ids that no block has among them; one that
+            comes twice counts once.
         router: as of `route_video`.
         budget: as of `route_video`; 1 = all blocks, the result of dense attention.
         num_routed: as of `route_video`.

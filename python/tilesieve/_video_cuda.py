@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`video_attention`, `route_video` and `video_mass` on a Hopper GPU, and the tables of tiles that calls share."""
+"""`video_attention`, `route_video`, `route_veda` and `video_mass` on a Hopper GPU, and the tables of tiles that calls
+share."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from . import _core
@@ -16,8 +18,8 @@ if TYPE_CHECKING:
 class VideoTables:
     """Which tokens lie in which tile of a video's sequence, in the memory of a CUDA device: made once for many calls.
 
-    For `video_attention` and `route_video` on a Hopper GPU. Of each layer whose heads have a layout of their own there
-    is one, for all of its steps, batches and replays of a graph.
+    For `video_attention`, `route_video` and `route_veda` on a Hopper GPU. Of each layer whose heads have a layout of
+    their own there is one, for all of its steps, batches and replays of a graph.
 
     Attributes:
         segments: as they were given.
@@ -51,11 +53,46 @@ class VideoTables:
             ValueError: an argument that does not fit, by name, with what was got and what exists (`tilesieve.Error`).
             TypeError: an argument of another type, by name.
         """
+        self._place(like, segments, _core.VideoTables(segments, layout, layer, head_begin, num_kv_heads))
+
+    @classmethod
+    def veda(
+        cls,
+        like: Array,
+        *,
+        segments: str,
+        boxes: Sequence[str],
+        keep_ratio: float | None = None,
+        tiles_per_row: float | None = None,
+    ) -> VideoTables:
+        """Of Veda's tiles, with what each of them gets: makes them, copies them to the device and waits for it.
+
+        For `route_veda`, and `video_attention` with its ids. A tile of queries is one of Veda's (`veda_tiling`), its
+        keys are one tile of 64 or two. Heads of other boxes may have other numbers of tiles: num_q_tiles and
+        num_kv_tiles are of those that have most. Cannot be captured in a graph.
+
+        Args:
+            like: as of `VideoTables`.
+            segments: as of `veda_sequence`.
+            boxes: of each head's tiles, as of `veda_tiling`, such as those of `VedaPlan.boxes`.
+            keep_ratio: as of `veda_budgets`, as the predictor has it.
+            tiles_per_row: as of `veda_budgets`.
+
+        Raises:
+            ValueError: an argument that does not fit, by name, with what was got and what exists (`tilesieve.Error`).
+            TypeError: an argument of another type, by name.
+        """
+        tables = cls.__new__(cls)
+        tables._place(like, segments, _core.VideoTables.of_veda(segments, boxes, keep_ratio, tiles_per_row))
+        return tables
+
+    def _place(self, like: Any, segments: str, made: Any) -> None:
+        """Copies the module's object to the device of `like`."""
         if not on_cuda(like):
             raise _core.Error("like: lies on the CPU, expected an array on a CUDA device")
         refuse_other_libraries("like", like)
-        self._core = _core.VideoTables(segments, layout, layer, head_begin, num_kv_heads)
-        self._core.upload(new_array(like, (self._core.bytes,), "uint8", "like"))
+        self._core = made
+        self._core.upload(new_array(like, (made.bytes,), "uint8", "like"))
         self.segments = segments
         self.num_tokens: int = self._core.num_tokens
         self.num_kv_heads: int = self._core.num_kv_heads
@@ -100,6 +137,23 @@ def route_video_on_cuda(
     _upload_tables(call, q)
     ids = new_array(q, shape, "int32", "q")
     call.run(ids, new_array(q, (workspace_bytes,), "uint8", "q"))
+    return ids
+
+
+def route_veda_on_cuda(
+    q: Any, k: Any, *, segments: Any, box: Any, tables: Any, tensor_layout: Any, proj_q: Any, proj_k: Any,
+    proj_q_scale: Any, proj_k_scale: Any, keep_ratio: Any, tiles_per_row: Any, head_begin: Any, num_threads: Any,
+    isa: Any, progress: Any,
+) -> Any:
+    """`route_veda` where q lies on a CUDA device."""
+    refuse_cpu_arguments(num_threads, isa, progress)
+    if tables is None:
+        raise _core.Error("tables: got None, needed where q lies on a CUDA device: of VideoTables.veda")
+    core = _core_of(tables, segments=segments, box=box, keep_ratio=keep_ratio, tiles_per_row=tiles_per_row)
+    call = _core.VedaRouteCall(q, k, tensor_layout, core, proj_q, proj_k, proj_q_scale, proj_k_scale, head_begin)
+    refuse_other_libraries("q", q)
+    ids = new_array(q, tuple(call.shape), "int32", "q")
+    call.run(ids, new_array(q, (call.workspace_bytes,), "uint8", "q"))
     return ids
 
 
