@@ -452,3 +452,9 @@ def test_video_tables_refuse_by_name(change: dict[str, Any], words: str) -> None
 def test_without_cuda_there_is_no_device_to_measure() -> None:
     with pytest.raises(ValueError, match=r"^measure: this build has no CUDA"):
         tilesieve.measure_roofline_device()
+
+
+@pytest.mark.skipif(any(kernel.device == "cuda" for kernel in tilesieve.kernels()), reason="this build has CUDA")
+def test_without_cuda_dense_attention_says_so() -> None:
+    with pytest.raises(ValueError, match=r"^dense_attention: this build has no CUDA kernels"):
+        tilesieve.dense_attention(*(GIVEN[name] for name in ("q", "k", "v")), out=GIVEN["out"])
