@@ -9,10 +9,22 @@
 
 namespace tilesieve::sm90 {
 
+namespace {
+
+DenseShape shape_of(const DenseInputs& inputs, const DenseOutputs& outputs, const DenseOptions& options) {
+  return DenseShape(inputs, outputs, options, {DType::bf16});
+}
+
+}  // namespace
+
 DenseLayout parse_dense_layout(std::string_view name) {
   if (name == "nhd") return DenseLayout::nhd;
   if (name == "hnd") return DenseLayout::hnd;
   fail("layout: got '{}', expected nhd or hnd", name);
+}
+
+void check_dense_attention(const DenseInputs& inputs, const DenseOutputs& outputs, const DenseOptions& options) {
+  static_cast<void>(shape_of(inputs, outputs, options));
 }
 
 #ifdef TILESIEVE_HAS_CUDA
@@ -21,7 +33,7 @@ void dense_attention(const DenseInputs& inputs, const DenseOutputs& outputs, con
                      void* stream) {
   const cuda::NvtxRange nvtx("dense attention");
   const cuda::DeviceFacts device = cuda::hopper_device();
-  const DenseShape shape(inputs, outputs, options, {DType::bf16});
+  const DenseShape shape = shape_of(inputs, outputs, options);
   if (outputs.o.num_elements() == 0) return;
   DenseArgs args;
   fill(args, shape, outputs, options.causal);

@@ -20,7 +20,8 @@ BEGIN, END = "<!-- reference, written by tools/python_api.py -->\n", "<!-- end -
 
 # The order of the reference; every public name stands here once.
 SECTIONS = {
-    "Attending": ["attend", "sparse_prefill", "sage_attention", "plan", "Plan", "explain", "workspace_bytes", "combine"],
+    "Attending": ["attend", "sparse_prefill", "dense_attention", "sage_attention", "plan", "Plan", "explain",
+                  "workspace_bytes", "combine"],
     "Routing and measuring": ["route", "route_scores", "mass", "Mass", "compare", "Difference"],
     "Video models": ["video_attention", "route_video", "video_budget", "VideoBudget", "video_mass", "VideoMass",
                      "layout_search", "LayoutTable", "DensePolicy", "VideoTables", "h3_segments", "box_menu", "box_order",

@@ -34,6 +34,10 @@ struct DenseOptions {
   double softmax_scale = 0;  // 0 = 1 / sqrt(head_dim)
 };
 
+// Throws Error where dense_attention would because of its arguments, on a machine without a GPU too. Reads no device
+// memory.
+void check_dense_attention(const DenseInputs& inputs, const DenseOutputs& outputs, const DenseOptions& options = {});
+
 // Enqueues the call on `stream` (a cudaStream_t; nullptr = the default stream). Inputs are bf16. Throws Error naming
 // the argument, what was got and what exists; nothing has been enqueued then.
 void dense_attention(const DenseInputs& inputs, const DenseOutputs& outputs, const DenseOptions& options, void* stream);

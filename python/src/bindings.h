@@ -21,6 +21,7 @@ void bind_veda_sm90(nb::module_& module);  // VedaRouteCall: routing of Veda on 
 void bind_attention(nb::module_& module);  // Call, Plan: route, plan, attend, measure
 void bind_prefill(nb::module_& module);    // PrefillCall: the prefill on Hopper
 void bind_route(nb::module_& module);      // RouteCall: routing on Hopper
+void bind_dense(nb::module_& module);      // DenseCall: dense attention in bf16 on Hopper
 void bind_sage(nb::module_& module);       // SageCall: Sage attention on Hopper
 void bind_files(nb::module_& module);      // safetensors and .npy
 void bind_roofline(nb::module_& module);

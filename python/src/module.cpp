@@ -14,6 +14,7 @@ NB_MODULE(_core, module) {
   tilesieve::python::bind_attention(module);
   tilesieve::python::bind_prefill(module);
   tilesieve::python::bind_route(module);
+  tilesieve::python::bind_dense(module);
   tilesieve::python::bind_sage(module);
   tilesieve::python::bind_files(module);
   tilesieve::python::bind_roofline(module);

@@ -20,7 +20,8 @@ CALLS = {name: getattr(tilesieve, name) for name in tilesieve.__all__
 OTHER = {("Plan.run", "isa"),  # None there: as planned
          ("layout_search", "num_sampled")}  # one number for many calls, as on the command line
 # Blocks of a video are smaller, and its routers others.
-VIDEO = ("route_video", "video_attention", "video_budget", "video_mass", "layout_search", "sage_attention")
+VIDEO = ("route_video", "video_attention", "video_budget", "video_mass", "layout_search", "dense_attention",
+         "sage_attention")
 # Of what there may be none, or where what counts from 0 begins.
 FROM_ZERO = ("init_blocks", "seed", "keyframes", "reference_tokens", "head_begin")
 TENSORS = ("q", "k", "v", "block_index")

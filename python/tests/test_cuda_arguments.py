@@ -266,6 +266,42 @@ def test_sage_attention_refuses_by_name(change: dict[str, Any], words: str) -> N
         tilesieve.sage_attention(**given)
 
 
+@pytest.mark.parametrize(("change", "words"), [
+    ({"q": Q}, "q: lies on the CPU, expected an array on a CUDA device"),
+    ({"q": zeros(10, 4, 64, dtype=np.float16)}, "q: got f16"),
+    ({"q": zeros(10, 4, 60)}, "q: got head_dim 60, expected a multiple of 8 up to 128"),
+    ({"q": zeros(10, 64)}, "q: got 2 dimensions"),
+    ({"k": None}, "k: got None, expected as q"),
+    ({"k": K}, "k: lies on the CPU, expected cuda:0 as q"),
+    ({"k": OnCuda(K, 1)}, "k: lies on cuda:1, expected cuda:0 as q"),
+    ({"k": zeros(300, 3, 64)}, "k: got 3 KV heads for 4 query heads"),
+    ({"v": zeros(299, 2, 64)}, r"v: got bf16\[299, 2, 64\]"),
+    ({"tensor_layout": "dhn"}, "tensor_layout: got 'dhn', expected nhd or hnd"),
+    ({"tensor_layout": "hnd"}, "k: got 300 KV heads for 10 query heads"),
+    ({"softmax_scale": -1.0}, "softmax_scale: got -1"),
+    ({"out": OUT}, "out: lies on the CPU, expected cuda:0 as q"),
+    ({"out": zeros(10, 4, 64, dtype=np.float32)}, "out: got f32"),
+    ({"out": GIVEN["q"]}, "out: overlaps q"),
+    ({"out": None}, "out: needed where q is a CUDA array of test_cuda_arguments"),
+    ({"lse": zeros(10, 5, dtype=np.float32)}, r"lse: got f32\[10, 5\]"),
+    ({"lse": OnCuda(OUT.view(np.float32).reshape(-1)[:40].reshape(10, 4))}, "lse: overlaps out"),
+    ({"stream": 0, "out": None}, "out: got None, needed with a stream"),
+    ({"stream": 0, "return_lse": True}, "lse: got None, needed with a stream"),
+])
+def test_dense_attention_refuses_by_name(change: dict[str, Any], words: str) -> None:
+    given = {name: GIVEN[name] for name in ("q", "k", "v", "out")} | change
+    with pytest.raises(ValueError, match="^" + words):
+        tilesieve.dense_attention(**given)
+
+
+def test_dense_attention_refuses_other_types_by_name() -> None:
+    given = {name: GIVEN[name] for name in ("q", "k", "v", "out")}
+    for change, words in (({"causal": 1}, "causal: got int"), ({"tensor_layout": 3}, "tensor_layout: got int"),
+                          ({"k": 3}, "k: got int"), ({"stream": "side"}, "stream: got str")):
+        with pytest.raises(TypeError, match="^" + words):
+            tilesieve.dense_attention(**(given | change))
+
+
 VIDEO: dict[str, Any] = {"q": zeros(206, 4, 64), "k": zeros(206, 2, 64), "v": zeros(206, 2, 64),
                          "segments": "text:6,video:4x5x10"}
 VIDEO_ONLY_FAULT: dict[str, Any] = {"out": zeros(206, 4, 64), "workspace": np.zeros(8, np.uint8)}
@@ -508,3 +544,9 @@ def test_tables_of_veda_refuse_by_name(change: dict[str, Any], exception: type[E
 def test_without_cuda_there_is_no_device_to_measure() -> None:
     with pytest.raises(ValueError, match=r"^measure: this build has no CUDA"):
         tilesieve.measure_roofline_device()
+
+
+@pytest.mark.skipif(any(kernel.device == "cuda" for kernel in tilesieve.kernels()), reason="this build has CUDA")
+def test_without_cuda_dense_attention_says_so() -> None:
+    with pytest.raises(ValueError, match=r"^dense_attention: this build has no CUDA kernels"):
+        tilesieve.dense_attention(*(GIVEN[name] for name in ("q", "k", "v")), out=GIVEN["out"])

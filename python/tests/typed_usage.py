@@ -54,6 +54,15 @@ def undecided(q: Floats, k: Floats, v: Floats, return_lse: bool) -> None:
     assert_type(tilesieve.plan(q, k, v).run(q, k, v, return_lse=return_lse), Floats | tuple[Floats, Floats])
 
 
+def dense(tensor: Tensor, return_lse: bool) -> None:
+    assert_type(tilesieve.dense_attention(tensor, tensor, tensor, tensor_layout="hnd", causal=True, stream=0), Tensor)
+    assert_type(tilesieve.dense_attention(tensor, tensor, tensor, return_lse=True), tuple[Tensor, Tensor])
+    assert_type(tilesieve.dense_attention(tensor, tensor, tensor, return_lse=return_lse),
+                Tensor | tuple[Tensor, Tensor])
+    tilesieve.dense_attention(tensor, tensor, tensor, tensor_layout="dhn")  # type: ignore[call-overload]
+    tilesieve.dense_attention(tensor, tensor, tensor, workspace=tensor)  # type: ignore[call-overload]
+
+
 def routing(q: Floats, k: Floats, tensor: Tensor, router: tilesieve.Router, isa: tilesieve.Isa) -> None:
     assert_type(tilesieve.route(q, k, router=router, isa=isa), npt.NDArray[np.int32])
     assert_type(tilesieve.route_scores(q, k, router="oracle"), npt.NDArray[np.float32])

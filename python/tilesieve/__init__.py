@@ -15,6 +15,7 @@ from ._attend import Plan, attend, explain, plan, workspace_bytes
 from ._combine import combine
 from ._core import VERSION as __version__
 from ._core import Error
+from ._dense import dense_attention
 from ._files import TensorFile, read_tensors, write_npy, write_safetensors
 from ._layout import Layout, LayoutTable, box_menu, box_order, gather_tokens, h3_segments, scatter_tokens
 from ._mass import Difference, Mass, compare, mass
@@ -92,6 +93,7 @@ __all__ = [
     "box_order",
     "combine",
     "compare",
+    "dense_attention",
     "explain",
     "gather_tokens",
     "h3_segments",

@@ -132,6 +132,17 @@ class Prefilling(Attending, Choosing, TopK, total=False):
     dense_up_to: int | None
 
 
+class DenseAttending(TypedDict, total=False):
+    """The keyword arguments of dense_attention."""
+
+    tensor_layout: TensorLayout
+    causal: bool
+    softmax_scale: float | None
+    out: Array | None
+    lse: Array | None
+    stream: Any
+
+
 class Running(KeyScales, ValueScale, Outputs, total=False):
     """The keyword arguments of Plan.run."""
 

@@ -6,8 +6,8 @@ from __future__ import annotations
 from typing import Any, Literal, TypeVar, overload
 
 from . import _core
-from ._arrays import Array, new_array, on_cuda, outputs
-from ._prefill import handle_of, require_with_stream
+from ._arrays import Array, new_array
+from ._dense import dense_outputs
 
 A = TypeVar("A", bound=Array)
 
@@ -46,11 +46,7 @@ def sage_attention(
     causal: query i sees keys up to i + kv_len - q_len. lse is the natural log, f32, of q's shape without head_dim.
     out, lse, workspace (uint8): arrays to use instead of new ones; needed with a stream other than the current one.
     """
-    if not on_cuda(q):
-        raise _core.Error("q: lies on the CPU, expected an array on a CUDA device")
-    handle = handle_of(stream)
-    require_with_stream(handle, out=out, workspace=workspace, lse=lse if return_lse else out)
-    out, lse = outputs(q, out, lse, return_lse)
+    handle, out, lse = dense_outputs(q, out, lse, return_lse, stream, workspace=workspace)
     call = _core.SageCall(q, k, v, out, lse, tensor_layout, rounding, groups, causal, smooth_k, softmax_scale, handle)
     if workspace is None:
         workspace = new_array(q, (call.workspace_bytes,), "uint8", "workspace")
