@@ -36,14 +36,18 @@ struct VideoTiling {
   TileBoxes boxes;       // likewise, where there are some
   int device = -1;       // that they are of
 
-  // Tokens and heads; returns a head of each order. Throws Error where the two do not fit.
-  std::vector<int64_t> set_layout(const TokenSequence& sequence, const TokenLayout& layout);
-  // One order for each list of segments; all have as many tokens.
-  void set_orders(const std::vector<std::vector<Segment>>& segments_of_order);
+  // A public header names this struct, so what is the library's own alone says so.
 
-  int64_t bytes() const;
+  // Tokens and heads; returns a head of each order. Throws Error where the two do not fit.
+  [[gnu::visibility("hidden")]] std::vector<int64_t> set_layout(const TokenSequence& sequence,
+                                                                const TokenLayout& layout);
+  // One order for each list of segments; all have as many tokens.
+  [[gnu::visibility("hidden")]] void set_orders(const std::vector<std::vector<Segment>>& segments_of_order);
+
+  [[gnu::visibility("hidden")]] int64_t bytes() const;
   // What is to lie at `memory`, and in the last two where.
-  std::vector<std::byte> place_at(void* memory, VideoTiles& placed, TileBoxes& placed_boxes) const;
+  [[gnu::visibility("hidden")]] std::vector<std::byte> place_at(void* memory, VideoTiles& placed,
+                                                                TileBoxes& placed_boxes) const;
 };
 
 // Of Veda's tiles, a box for each head. A row gets its own box and no other.
