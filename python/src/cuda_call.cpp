@@ -70,6 +70,19 @@ void check_apart(const NamedView& written, std::span<const NamedView> read) {
   }
 }
 
+void check_outputs_apart(const TensorView& out, const TensorView& lse, std::span<const NamedView> read) {
+  check_apart({"out", out}, read);
+  check_apart({"lse", lse}, read);
+  if (overlap(lse, out)) throw Error("lse: overlaps out");
+}
+
+void check_workspace_apart(const TensorView& workspace, const TensorView& out, const TensorView& lse,
+                           std::span<const NamedView> read) {
+  check_apart({"workspace", workspace}, read);
+  if (overlap(workspace, out)) throw Error("workspace: overlaps out");
+  if (overlap(workspace, lse)) throw Error("workspace: overlaps lse");
+}
+
 int64_t bytes_of_workspace(const TensorView& workspace) {
   if (!workspace.is_contiguous()) {
     throw Error("workspace: got " + workspace.describe() + ", expected contiguous memory");

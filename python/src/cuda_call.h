@@ -35,6 +35,13 @@ void check_device(const NamedView& array, const NamedView& first);
 // Throws Error where what is written lies on another device than the first of what is read, or overlaps any of it.
 void check_apart(const NamedView& written, std::span<const NamedView> read);
 
+// That, of the arguments out and lse, which lie apart from each other too.
+void check_outputs_apart(const TensorView& out, const TensorView& lse, std::span<const NamedView> read);
+
+// That, of the argument workspace, which lies apart from those too.
+void check_workspace_apart(const TensorView& workspace, const TensorView& out, const TensorView& lse,
+                           std::span<const NamedView> read);
+
 // Bytes of the argument workspace, which is to be contiguous.
 int64_t bytes_of_workspace(const TensorView& workspace);
 

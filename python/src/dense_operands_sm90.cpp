@@ -24,16 +24,12 @@ DenseOperands::DenseOperands(nb::handle q, const char* expected_q, nb::handle k,
   options_.causal = flag("causal", causal);
   options_.softmax_scale = softmax_scale_of(softmax_scale);
   for (const NamedView& array : arrays()) check_device(array, {"q", q_.view()});
-  check_apart({"out", out_.view()}, arrays());
-  check_apart({"lse", lse_.view()}, arrays());
-  if (overlap(lse_.view(), out_.view())) throw Error("lse: overlaps out");
+  check_outputs_apart(out_.view(), lse_.view(), arrays());
 }
 
 BorrowedArray DenseOperands::borrow_workspace(nb::handle workspace) const {
   BorrowedArray memory("workspace", workspace, Access::write, stream_);
-  check_apart({"workspace", memory.view()}, arrays());
-  if (overlap(memory.view(), out_.view())) throw Error("workspace: overlaps out");
-  if (overlap(memory.view(), lse_.view())) throw Error("workspace: overlaps lse");
+  check_workspace_apart(memory.view(), out_.view(), lse_.view(), arrays());
   return memory;
 }
 

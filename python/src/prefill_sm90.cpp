@@ -135,9 +135,7 @@ class PrefillCall {
   // Its bytes.
   int64_t check_workspace(const TensorView& workspace) const {
     const int64_t bytes = bytes_of_workspace(workspace);
-    check_apart({"workspace", workspace}, arrays());
-    if (overlap(workspace, out_.view())) throw Error("workspace: overlaps out");
-    if (overlap(workspace, lse_.view())) throw Error("workspace: overlaps lse");
+    check_workspace_apart(workspace, out_.view(), lse_.view(), arrays());
     return bytes;
   }
 

@@ -76,9 +76,7 @@ class VideoAttendCall {
     options_.groups = parse_sage_groups(text("groups", groups));
     options_.smooth_k = flag("smooth_k", smooth_k);
     for (const NamedView& array : arrays()) check_device(array, operands_.named_q());
-    check_apart({"out", out_.view()}, arrays());
-    check_apart({"lse", lse_.view()}, arrays());
-    if (overlap(lse_.view(), out_.view())) throw Error("lse: overlaps out");
+    check_outputs_apart(out_.view(), lse_.view(), arrays());
   }
 
   int64_t workspace_bytes() const {
@@ -88,9 +86,7 @@ class VideoAttendCall {
 
   void take_workspace(nb::handle workspace) {
     workspace_ = BorrowedArray("workspace", workspace, Access::write, operands_.stream());
-    check_apart({"workspace", workspace_.view()}, arrays());
-    if (overlap(workspace_.view(), out_.view())) throw Error("workspace: overlaps out");
-    if (overlap(workspace_.view(), lse_.view())) throw Error("workspace: overlaps lse");
+    check_workspace_apart(workspace_.view(), out_.view(), lse_.view(), arrays());
   }
 
   int64_t tables_bytes() const { return operands_.tables_bytes(); }
