@@ -135,8 +135,7 @@ void route_veda(const VedaInputs& inputs, DenseLayout layout, const VideoTables&
   vectors.dim = shape.dim;
   const auto project = [&](const TensorView& view, const DenseAxes& axes, const TensorView& proj,
                            const TensorView& scale, int64_t out) {
-    launch_veda_features(in_tiles(head_rows(view, axes, shape), tiles.q, kTileQueries, 1),
-                         at<float>(workspace, call.features), stream);
+    launch_veda_features(query_rows(view, axes, shape, call.tiling), at<float>(workspace, call.features), stream);
     vectors.weights = weights_of(proj, scale, inputs.head_begin);
     vectors.vectors = at<float>(workspace, out);
     launch_veda_vectors(vectors, stream);

@@ -12,10 +12,22 @@
 
 namespace tilesieve::sm90 {
 
-inline HeadRows in_tiles(HeadRows rows, const TokenTiles& tiles, int64_t tile_slots, int64_t heads_of_order) {
-  rows.tiles = tiles;
-  rows.heads_of_order = static_cast<int32_t>(heads_of_order);
-  rows.num_slots = static_cast<int32_t>(tiles.num_tiles * tile_slots);
+// In tiles of queries; heads of a group have the order of their KV head.
+inline HeadRows query_rows(const TensorView& view, const DenseAxes& axes, const DenseShape& shape,
+                           const VideoTiling& tiling) {
+  HeadRows rows = head_rows(view, axes, shape);
+  rows.tiles = tiling.on_device.q;
+  rows.heads_of_order = static_cast<int32_t>(axes.heads / shape.k.heads);
+  rows.num_slots = rows.tiles.num_tiles * kTileQueries;
+  return rows;
+}
+
+// In tiles of keys.
+inline HeadRows key_rows(const TensorView& view, const DenseAxes& axes, const DenseShape& shape,
+                         const VideoTiling& tiling) {
+  HeadRows rows = head_rows(view, axes, shape);
+  rows.tiles = tiling.on_device.kv;
+  rows.num_slots = rows.tiles.num_tiles * kTileKeys;
   return rows;
 }
 

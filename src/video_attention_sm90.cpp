@@ -10,6 +10,7 @@
 #include "base/rounding.h"
 #include "dense_args_sm90.h"
 #include "layout/gather_tiles_sm90.h"
+#include "route/video_budget.h"
 #include "tensor/workspace_sm90.h"
 #include "tilesieve/video_route.h"
 #include "video_args_sm90.h"
@@ -22,11 +23,6 @@
 namespace tilesieve::sm90 {
 
 namespace {
-
-void check_routing(const VideoRouting& routing) {
-  if (routing.num_routed < -1) fail("num_routed: got {}, expected 0 or more, or -1 for a budget", routing.num_routed);
-  if (routing.num_routed < 0) budgeted(routing.budget, 0);
-}
 
 // Tiles that a row gets beside its forced ones, or, where forced_inside_budget counts them, with these.
 int64_t num_chosen(const VideoTiling& tiling, const VideoRouting& routing) {
@@ -63,7 +59,7 @@ void check_strides(const char* argument, const DenseAxes& axes) {
 }  // namespace
 
 int64_t video_list_capacity(const VideoTables& tables, const VideoRouting& routing) {
-  check_routing(routing);
+  check_budget(routing.budget, routing.num_routed);
   const VideoTiling& tiling = tables.tiling();
   return tiling.has_other_queries ? tiling.num_kv_tiles : num_kept(tiling, routing);
 }
@@ -96,9 +92,9 @@ VideoAttentionCall::VideoAttentionCall(const VideoInputs& inputs, const DenseOut
   const VideoTiling& tiling = tables_.tiling();
   check_tables(shape_, tiling);
   const int64_t heads = shape_.q.sequences * shape_.k.heads, group = shape_.q.heads / shape_.k.heads;
-  q_ = in_tiles(head_rows(inputs.q, shape_.q, shape_), tiling.on_device.q, kTileQueries, group);
-  k_ = in_tiles(head_rows(inputs.k, shape_.k, shape_), tiling.on_device.kv, kTileKeys, 1);
-  v_ = in_tiles(head_rows(inputs.v, shape_.v, shape_), tiling.on_device.kv, kTileKeys, 1);
+  q_ = query_rows(inputs.q, shape_.q, shape_, tiling);
+  k_ = key_rows(inputs.k, shape_.k, shape_, tiling);
+  v_ = key_rows(inputs.v, shape_.v, shape_, tiling);
   const auto take = [this](int64_t bytes) { return take_workspace(workspace_bytes_, bytes); };
   next_tile_ = take(4);
   if (options.arithmetic == Arithmetic::int8) {
@@ -120,7 +116,7 @@ VideoAttentionCall::VideoAttentionCall(const VideoInputs& inputs, const DenseOut
     check_limit("tables: tiles of keys that lists can name", tiling.num_kv_tiles, kMaxListedTiles);
     capacity_ = std::min<int64_t>(lists_of(inputs.block_index).capacity, tiling.num_kv_tiles);
   } else {
-    check_routing(options.routing);
+    check_budget(options.routing.budget, options.routing.num_routed);
     if (takes_all(tiling, options.routing)) return;  // which needs no lists
     choice_.emplace(tiling, shape_, workspace_bytes_);
     capacity_ = video_list_capacity(tables_, options.routing);
@@ -310,11 +306,8 @@ void route_video(const TensorView& q, const TensorView& k, DenseLayout layout, c
   check_apart({{"q", q}, {"k", k}},
               {{"block_index", block_index}, {"workspace", workspace_view(workspace, bytes, q.device)}});
   if (block_index.num_elements() == 0) return;
-  const HeadRows queries =
-      in_tiles(head_rows(q, shape.q, shape), tiling.on_device.q, kTileQueries, shape.q.heads / shape.k.heads);
-  const HeadRows keys = in_tiles(head_rows(k, shape.k, shape), tiling.on_device.kv, kTileKeys, 1);
-  launch_gather_keys(keys, {nullptr, choice.k_sum(workspace)}, stream);
-  launch_gather_queries(queries, {nullptr, choice.q_sum(workspace)}, stream);
+  launch_gather_keys(key_rows(k, shape.k, shape, tiling), {nullptr, choice.k_sum(workspace)}, stream);
+  launch_gather_queries(query_rows(q, shape.q, shape, tiling), {nullptr, choice.q_sum(workspace)}, stream);
   choice.choose(workspace, routing, lists_of(block_index), block_index.as<int32_t>(), nullptr, stream);
 }
 

@@ -166,8 +166,8 @@ void tile_masses(const TensorView& q, const TensorView& k, DenseLayout layout, c
   if (masses.num_elements() == 0) return;
 
   TileMassArgs args;
-  args.q = in_tiles(head_rows(q, shape.q, shape), tiling.on_device.q, kTileQueries, shape.q.heads / shape.k.heads);
-  args.k = in_tiles(head_rows(k, shape.k, shape), tiling.on_device.kv, kTileKeys, 1);
+  args.q = query_rows(q, shape.q, shape, tiling);
+  args.k = key_rows(k, shape.k, shape, tiling);
   args.logit_scale = shape.softmax_scale * 1.44269504088896f;
   args.num_sampled = static_cast<int32_t>(num_samples);
   args.masses = masses.as<float>();

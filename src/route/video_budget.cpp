@@ -30,10 +30,12 @@ void check_video_options(const Problem& problem, const VideoRouteOptions& option
     fail("router: got {}, expected mean_pool, oracle or random", name_of(options.router));
   }
   if (options.head_begin < 0) fail("head_begin: got {}, expected 0 or more", options.head_begin);
-  if (options.num_routed < -1) fail("num_routed: got {}, expected 0 or more, or -1 for a budget", options.num_routed);
-  if (options.num_routed < 0 && !(options.budget >= 0.0 && options.budget <= 1.0)) {
-    fail("budget: got {}, expected 0 to 1", options.budget);
-  }
+  check_budget(options.budget, options.num_routed);
+}
+
+void check_budget(double budget, int64_t num_routed) {
+  if (num_routed < -1) fail("num_routed: got {}, expected 0 or more, or -1 for a budget", num_routed);
+  if (num_routed < 0) budgeted(budget, 0);  // which says what is wrong with it
 }
 
 int64_t num_routed_beside(const VideoBlocks& blocks, int64_t num_forced, const VideoRouteOptions& options) {
